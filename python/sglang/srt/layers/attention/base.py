@@ -1,0 +1,91 @@
+"""One interface for attention in prefill, decode, verify and draft forwards.
+
+A backend is bound to one KV pool and to the page table that every pool shares. Per step it is
+asked once for a ``LayerAttention`` (all index arithmetic happens there), which every layer calls.
+
+Shapes: R rows, Q queries a row, T = R * Q query tokens in row order, nq/nkv query and KV heads,
+d head size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+import torch
+
+
+class Block(Enum):
+    """How the Q queries of a row see each other. They are stored at ``base_len + i``."""
+
+    NONE = "none"  # they see only the base places; nothing is written
+    CAUSAL = "causal"  # query i sees queries 0 … i
+    TREE = "tree"  # query i sees the queries that tree_mask[row, i] names (itself included)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRows:
+    """Rows with the same number of queries: plain decode (Q = 1), verify, draft chain."""
+
+    slots: torch.Tensor  # [R] int64
+    base_len: torch.Tensor  # [R] int64: places 0 … base_len-1 are seen by every query of the row
+    base_len_bound: int  # host upper bound of base_len.max()
+    query_len: int  # Q
+    block: Block = Block.CAUSAL
+    tree_mask: torch.Tensor | None = None  # [R, Q, Q] bool, with Block.TREE
+
+
+@dataclass(frozen=True, slots=True)
+class ScratchRows:
+    """Draft tree levels: the row's base places, then scratch places outside the pages.
+
+    Scratch row r holds S places per batch row (not per slot); the queries of this call are
+    written at scratch places ``write_start … write_start + Q - 1`` of their row.
+    """
+
+    slots: torch.Tensor  # [R] int64
+    base_len: torch.Tensor  # [R] int64
+    base_len_bound: int
+    query_len: int
+    write_start: int
+    scratch_mask: torch.Tensor  # [R, Q, write_start + Q] bool: scratch places each query sees
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillRows:
+    """Rows of different lengths, flattened: row r has query_lens[r] tokens from position starts[r]."""
+
+    slots: tuple[int, ...]
+    starts: tuple[int, ...]  # places already in the cache before this chunk
+    query_lens: tuple[int, ...]
+
+
+class LayerAttention(Protocol):
+    """Attention of one step, called by every layer in turn.
+
+    Writes k and v (if given) to the pool at the places of this step's tokens, then attends.
+    q: [T, nq, d]; k, v: [T, nkv, d] or None (with Block.NONE); returns [T, nq, d].
+    """
+
+    def __call__(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None
+    ) -> torch.Tensor: ...
+
+
+class AttentionBackend(Protocol):
+    needs_exact_lens: bool  # True: base_len_bound must be exact (host knows the lengths)
+
+    def decode(self, rows: DecodeRows) -> LayerAttention: ...
+
+    def prefill(self, rows: PrefillRows) -> LayerAttention: ...
+
+    def mixed(self, decode: DecodeRows, prefill: PrefillRows) -> LayerAttention:
+        """Tokens of the decode rows first (Q = 1), then those of the prefill rows."""
+        ...
+
+    def scratch(self, rows: ScratchRows) -> LayerAttention: ...
+
+    def places(self, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Pool places of (slot, position) pairs; same shape as its arguments, int64."""
+        ...

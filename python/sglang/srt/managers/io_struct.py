@@ -1,0 +1,144 @@
+"""Messages between the processes. msgspec structs, tagged by class name; no pickle.
+
+    TokenizerManager ──► Scheduler ──► Detokenizer ──► TokenizerManager
+           ▲───────── ControlReply ───────┘
+
+``rid`` names one sample of one request (a request with n > 1 or a list becomes several).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from sglang.srt.sampling.sampling_params import SamplingParams
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, array_like=False):
+    """Base of everything that crosses a process boundary."""
+
+
+# ---- tokenizer manager -> scheduler -------------------------------------------------------------
+
+
+class GenerateRequest(Message, frozen=True):
+    rid: str
+    input_ids: list[int]
+    sampling: SamplingParams  # n == 1, sampling_seed set, max_new_tokens resolved or None
+    stream: bool
+    received_ts: float  # time.time() when the request was read
+
+
+class AbortRequest(Message, frozen=True):
+    rid: str  # ignored with abort_all
+    abort_all: bool = False
+    reason: str = "aborted by the client"
+
+
+class FlushCacheRequest(Message, frozen=True):
+    request_id: str
+
+
+class GetStateRequest(Message, frozen=True):
+    request_id: str
+
+
+class SetStateRequest(Message, frozen=True):
+    """``server_args`` of POST /set_internal_state."""
+
+    request_id: str
+    server_args: dict[str, Any]
+
+
+# ---- scheduler -> detokenizer -> tokenizer manager ------------------------------------------------
+
+
+class FinishReason(msgspec.Struct, frozen=True, omit_defaults=True):
+    """As in ``meta_info.finish_reason``: stop (matched), length (length), abort (message, …)."""
+
+    type: str
+    matched: int | str | None = None
+    length: int | None = None
+    message: str | None = None
+    status_code: int | None = None
+    err_type: str | None = None
+
+
+class RequestStats(msgspec.Struct, frozen=True):
+    """Figures of one request so far; goes into ``meta_info``."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    num_retractions: int = 0
+    decode_steps_plain: int = 0
+    decode_steps_spec: int = 0
+    spec_tokens: int = 0  # emitted by speculative steps, bonus tokens included
+    spec_verify_ct: int = 0
+    spec_num_correct_drafts: int = 0
+    spec_num_proposed_drafts: int = 0
+    spec_correct_drafts_histogram: list[int] = []
+    first_token_ts: float | None = None  # time.time()
+
+
+class TokenOutput(msgspec.Struct, frozen=True):
+    """New ids of one request since its last output (all of them at once if it does not stream)."""
+
+    rid: str
+    new_ids: list[int]
+    stats: RequestStats
+    finish: FinishReason | None = None
+    stop_trim: str | None = None  # matched stop string, to be cut from the text (with what follows)
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+
+
+class TokenBatch(Message, frozen=True):
+    outputs: list[TokenOutput]
+
+
+class TextOutput(msgspec.Struct, frozen=True):
+    rid: str
+    new_text: str  # text that became certain with these ids; may be empty
+    new_ids: list[int]
+    stats: RequestStats
+    finish: FinishReason | None = None
+
+
+class TextBatch(Message, frozen=True):
+    outputs: list[TextOutput]
+
+
+class ControlReply(Message, frozen=True):
+    """Answer to a control message: ``body`` with ok, else ``error`` (a sentence for the user)."""
+
+    request_id: str
+    ok: bool
+    body: dict[str, Any] = {}
+    error: str = ""
+
+
+class Ready(Message, frozen=True):
+    """A child process has finished starting (sent once, to the parent)."""
+
+    name: str
+    info: dict[str, Any] = {}
+
+
+class Failed(Message, frozen=True):
+    """A child process could not start or is about to die; ``error`` is one line for the user."""
+
+    name: str
+    error: str
+
+
+ToScheduler = GenerateRequest | AbortRequest | FlushCacheRequest | GetStateRequest | SetStateRequest
+ToDetokenizer = TokenBatch
+ToTokenizer = TextBatch | ControlReply | Ready | Failed
+
+_encoder = msgspec.msgpack.Encoder()
+encode = _encoder.encode
+scheduler_decoder: msgspec.msgpack.Decoder[ToScheduler] = msgspec.msgpack.Decoder(ToScheduler)
+detokenizer_decoder: msgspec.msgpack.Decoder[ToDetokenizer] = msgspec.msgpack.Decoder(ToDetokenizer)
+tokenizer_decoder: msgspec.msgpack.Decoder[ToTokenizer] = msgspec.msgpack.Decoder(ToTokenizer)

@@ -1,0 +1,57 @@
+"""What the step function asks of a drafter. The class that answers is in ``speculative``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class DraftContext:
+    """Rows that are about to draft. Everything is read from the slot state; nothing is kept."""
+
+    slots: torch.Tensor  # [R] int64
+    seq_len: torch.Tensor  # [R] int64: L
+    seq_len_bound: int  # host upper bound of L
+    next_token: torch.Tensor  # [R] int64: x_L
+    feature: torch.Tensor  # [R, H_draft]: g_{L-1}
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTree:
+    """N nodes a row; node 0 is the root x_L. A chain is the tree whose parents are 0, 1, 2 …
+
+    Parents come before their children; the children of one node have distinct tokens.
+    """
+
+    tokens: torch.Tensor  # [R, N] int64
+    parents: torch.Tensor  # [R, N] int64; parents[:, 0] = -1
+    depths: torch.Tensor  # [R, N] int64; depths[:, 0] = 0
+    mask: torch.Tensor | None  # [R, N, N] bool ancestor-or-self; None: a chain
+
+
+class Drafter(Protocol):
+    aux_layers: tuple[int, ...]
+    """The target's layers whose *input* (residual stream) the drafter reads."""
+
+    feature_size: int  # H_draft
+
+    def draft(self, ctx: DraftContext, draft_len: int) -> DraftTree:
+        """Run ``draft_len`` draft forwards. Leaves the draft KV on 0 … L-1 as it was."""
+        ...
+
+    def feature(self, aux: torch.Tensor) -> torch.Tensor:
+        """``fc``: [T, num_aux * H_target] -> [T, H_draft]."""
+        ...
+
+    def sync(
+        self,
+        next_ids: torch.Tensor,  # [T] int64: x_{t+1}
+        features: torch.Tensor,  # [T, H_draft]: g_t
+        slots: torch.Tensor,  # [T] int64
+        positions: torch.Tensor,  # [T] int64: t
+    ) -> None:
+        """Write the draft KV of committed positions (no attention, no MLP, no lm_head)."""
+        ...

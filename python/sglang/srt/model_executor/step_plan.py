@@ -1,0 +1,169 @@
+"""What the scheduler tells the executor to do in one step, and what it hears back.
+
+Plain frozen data: no tensors, no request objects, no torch. A plan is complete: an executor that
+has carried out plans 0 … n-1 needs nothing else to carry out plan n. Ids in it are *slots* (index
+of a request's row in the device state), never rows of a batch.
+
+Between two steps a slot has ``L`` committed tokens ``x_0 … x_{L-1}`` (their KV is in the target
+cache) and one chosen token ``x_L`` that is not in the cache yet. Every step reads and leaves
+exactly that state, whatever its mode.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+PAD_SLOT = 0
+"""Reserved slot that padded rows use; never admitted."""
+
+PAD_PAGE = 0
+"""Reserved page that every unused page-table entry points to; never allocated."""
+
+
+class StepKind(StrEnum):
+    PREFILL = "prefill"
+    DECODE = "decode"
+    MIXED = "mixed"  # prefill chunks and decode rows in one forward; always draft_len 0
+    IDLE = "idle"  # nothing to run
+
+
+@dataclass(frozen=True, slots=True)
+class SlotSampling:
+    """How tokens of one slot are chosen. ``temperature`` 0 means greedy (no noise)."""
+
+    temperature: float = 1.0
+    top_k: int = -1  # -1: all
+    top_p: float = 1.0
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    min_new_tokens: int = 0
+    suppressed_ids: tuple[int, ...] = ()  # may not be chosen before min_new_tokens outputs
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int = 0  # already hashed with the index of the sample where n > 1
+    draft_cap: int | None = None  # most drafts accepted a step; None: no cap
+
+
+@dataclass(frozen=True, slots=True)
+class SlotAdmission:
+    """A slot begins a new life: the executor resets every per-slot row of its state.
+
+    ``cached_len`` places are already filled (prefix hit; their pages are in ``page_writes`` of the
+    same plan). ``output_ids`` are outputs known already (a retracted request coming back), which
+    penalties must count.
+    """
+
+    slot: int
+    prompt_len: int  # ids with index >= prompt_len are outputs
+    cached_len: int
+    sampling: SlotSampling
+    output_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PageWrite:
+    """``page_table[slot, start : start + len(pages)] = pages``."""
+
+    slot: int
+    start: int
+    pages: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillChunk:
+    """Known ids at positions ``start … start + len(token_ids) - 1`` of a slot.
+
+    ``next_id`` is the id at position ``start + len(token_ids)``: with a drafter it is the pair of
+    the chunk's last position. None on the last chunk, which chooses that id.
+    """
+
+    slot: int
+    start: int
+    token_ids: tuple[int, ...]
+    next_id: int | None
+
+    @property
+    def is_last(self) -> bool:
+        return self.next_id is None
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step. Order of application: admissions, page writes, then the forward.
+
+    The result's rows are the decode slots in order, then the prefill chunks in order.
+    """
+
+    step_id: int
+    kind: StepKind
+    decode_slots: tuple[int, ...] = ()
+    decode_len_bounds: tuple[int, ...] = ()  # per decode slot: L is at most this before the step
+    draft_len: int = 0  # draft forwards; 0: plain
+    prefill: tuple[PrefillChunk, ...] = ()
+    admissions: tuple[SlotAdmission, ...] = ()
+    page_writes: tuple[PageWrite, ...] = ()
+
+    def __post_init__(self) -> None:
+        assert len(self.decode_slots) == len(self.decode_len_bounds)
+        assert self.draft_len == 0 or not self.prefill, "a step with prefill rows is never speculative"
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.decode_slots) + len(self.prefill)
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """``tokens[row]`` are the ids chosen by that row, in order.
+
+    A decode row has 1 … draft_len + 1 of them, the last chunk of a prefill exactly 1, an earlier
+    chunk none. ``faults[row]`` says that the row's logits were not finite: its tokens are
+    meaningless and its request must end with an error.
+    """
+
+    step_id: int
+    tokens: tuple[tuple[int, ...], ...]
+    faults: tuple[bool, ...]
+    device_time_s: float  # seconds the step ran on the device
+
+
+@dataclass(frozen=True, slots=True)
+class SpecShape:
+    """Shape of speculation: ``num_draft_tokens`` counts the root; a chain has topk 1."""
+
+    num_steps: int
+    topk: int = 1
+    num_draft_tokens: int = 0  # 0: num_steps + 1
+
+    def __post_init__(self) -> None:
+        if self.num_draft_tokens == 0:
+            object.__setattr__(self, "num_draft_tokens", self.num_steps + 1)
+
+    def pool_size(self, draft_len: int) -> int:
+        """Candidate nodes of a tree of ``draft_len`` levels, without the root."""
+        return self.topk + (draft_len - 1) * self.topk**2
+
+    def num_nodes(self, draft_len: int) -> int:
+        """Rows a slot takes in the target forward (1 in a plain step)."""
+        if draft_len == 0:
+            return 1
+        if self.topk == 1:
+            return draft_len + 1
+        return min(self.num_draft_tokens, self.pool_size(draft_len) + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorInfo:
+    """What a scheduler must know of an executor."""
+
+    num_slots: int  # usable ones, PAD_SLOT not counted; they are 1 … num_slots
+    num_pages: int  # usable ones, PAD_PAGE not counted; they are 1 … num_pages
+    page_size: int
+    context_len: int  # most tokens of one request, prompt and output
+    vocab_size: int
+    spec: SpecShape | None  # None: no drafter
+    max_spec_rows: int  # decode rows a speculative step may have; 0 without a drafter
+    weight_bytes: int = 0
+    kv_bytes: int = 0

@@ -1,0 +1,144 @@
+"""Sampling parameters as a user gives them (SGLang's names, defaults and ranges)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+GREEDY_BELOW = 1e-6
+MAX_STOPS = 32
+
+
+class SamplingParamsError(ValueError):
+    """A request's sampling parameters are not acceptable; the message says what to write."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    max_new_tokens: int | None = 128  # None: up to the context length
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    min_new_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    n: int = 1
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    no_stop_trim: bool = False
+    stream_interval: int | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    sampling_seed: int | None = None
+    speculative_draft_len: int | None = None  # most drafts accepted a step; 0: plain choice only
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature < GREEDY_BELOW or self.top_k == 1
+
+    @staticmethod
+    def from_dict(given: dict[str, Any], defaults: dict[str, Any] | None = None) -> SamplingParams:
+        """Parse and check a request's ``sampling_params``; None values mean "not given"."""
+        merged = {**(defaults or {}), **{k: v for k, v in given.items() if v is not None}}
+        known = {f.name for f in fields(SamplingParams)}
+        unknown = sorted(set(merged) - known)
+        if unknown:
+            raise SamplingParamsError(
+                f"unknown or unsupported sampling parameter(s) {', '.join(unknown)}; supported: {', '.join(sorted(known))}"
+            )
+        if "stop" in merged:
+            merged["stop"] = _strings("stop", merged["stop"])
+        if "stop_token_ids" in merged:
+            merged["stop_token_ids"] = _ids("stop_token_ids", merged["stop_token_ids"])
+        if "logit_bias" in merged:
+            merged["logit_bias"] = _biases(merged["logit_bias"])
+        params = SamplingParams(**{name: _typed(name, value) for name, value in merged.items()})
+        params._check()
+        return params
+
+    def for_sample(self, index: int, seed: int) -> SamplingParams:
+        """The parameters of sample ``index`` of ``n``: one sample, with the seed given."""
+        return replace(self, n=1, sampling_seed=seed)
+
+    def _check(self) -> None:
+        def need(ok: bool, message: str) -> None:
+            if not ok:
+                raise SamplingParamsError(message)
+
+        need(self.temperature >= 0, f"temperature must be >= 0, got {self.temperature}")
+        need(0 < self.top_p <= 1, f"top_p must be in (0, 1], got {self.top_p}")
+        need(self.top_k == -1 or self.top_k >= 1, f"top_k must be -1 (all) or >= 1, got {self.top_k}")
+        need(0 <= self.min_p <= 1, f"min_p must be in [0, 1], got {self.min_p}")
+        for name in ("frequency_penalty", "presence_penalty"):
+            value = getattr(self, name)
+            need(-2 <= value <= 2, f"{name} must be in [-2, 2], got {value}")
+        need(
+            0 < self.repetition_penalty <= 2,
+            f"repetition_penalty must be in (0, 2], got {self.repetition_penalty}",
+        )
+        limit = self.max_new_tokens
+        need(limit is None or limit >= 1, f"max_new_tokens must be >= 1, got {limit}")
+        need(self.min_new_tokens >= 0, f"min_new_tokens must be >= 0, got {self.min_new_tokens}")
+        need(
+            limit is None or self.min_new_tokens <= limit,
+            f"min_new_tokens ({self.min_new_tokens}) must not exceed max_new_tokens ({limit})",
+        )
+        need(len(self.stop) <= MAX_STOPS, f"at most {MAX_STOPS} stop strings, got {len(self.stop)}")
+        need(1 <= self.n <= 128, f"n must be in [1, 128], got {self.n}")
+        cap = self.speculative_draft_len
+        need(cap is None or cap >= 0, f"speculative_draft_len must be >= 0, got {cap}")
+        interval = self.stream_interval
+        need(interval is None or interval >= 1, f"stream_interval must be >= 1, got {interval}")
+        need(all(t >= 0 for t in self.stop_token_ids), "stop_token_ids must be >= 0")
+
+
+_INT_FIELDS = {
+    "max_new_tokens", "top_k", "min_new_tokens", "n", "stream_interval", "sampling_seed", "speculative_draft_len",
+}  # fmt: skip
+_FLOAT_FIELDS = {
+    "temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty",
+}  # fmt: skip
+_BOOL_FIELDS = {"ignore_eos", "skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim"}
+
+
+def _typed(name: str, value: Any) -> Any:
+    """The value as the field's type, or an error that names both."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if name in _INT_FIELDS and value is not None:
+        if not is_number or value != int(value):
+            raise SamplingParamsError(f"{name} must be an integer, got {value!r}")
+        return int(value)
+    if name in _FLOAT_FIELDS:
+        if not is_number or value != value:
+            raise SamplingParamsError(f"{name} must be a number, got {value!r}")
+        return float(value)
+    if name in _BOOL_FIELDS and not isinstance(value, bool):
+        raise SamplingParamsError(f"{name} must be true or false, got {value!r}")
+    return value
+
+
+def _strings(name: str, value: Any) -> tuple[str, ...]:
+    items = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list | tuple) else None
+    if items is None or not all(isinstance(s, str) and s for s in items):
+        raise SamplingParamsError(f"{name} must be a non-empty string or a list of them, got {value!r}")
+    return items
+
+
+def _ids(name: str, value: Any) -> tuple[int, ...]:
+    ok = isinstance(value, list | tuple | set) and all(type(t) is int for t in value)
+    if not ok:
+        raise SamplingParamsError(f"{name} must be a list of token ids, got {value!r}")
+    return tuple(sorted(value))
+
+
+def _biases(value: Any) -> tuple[tuple[int, float], ...]:
+    """``{"token id": bias}`` as JSON has it (keys are strings), or pairs."""
+    try:
+        pairs = value.items() if isinstance(value, dict) else value
+        return tuple(sorted((int(token), float(bias)) for token, bias in pairs))
+    except (TypeError, ValueError) as error:
+        raise SamplingParamsError(f"logit_bias must map token ids to numbers, got {value!r}") from error
