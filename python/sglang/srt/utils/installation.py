@@ -1,0 +1,26 @@
+"""Checks of the Python environment the server is installed in."""
+
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from typing import Final
+
+_UPSTREAM_DISTRIBUTION: Final = "sglang"
+
+
+def refuse_if_upstream_installed() -> None:
+    """Exit with code 1 and one line on stderr where the distribution ``sglang`` is installed too.
+
+    Both distributions provide the import package ``sglang``: which files Python would load, and whose, would
+    depend on the order of installation.
+    """
+    try:
+        found = version(_UPSTREAM_DISTRIBUTION)
+    except PackageNotFoundError:
+        return
+    print(
+        f"error: the distribution {_UPSTREAM_DISTRIBUTION} {found} is installed in this environment"
+        f" ({sys.prefix}) and provides the same import package: run `pip uninstall {_UPSTREAM_DISTRIBUTION}`,"
+        " or install sglang-toggle in an environment of its own.",
+        file=sys.stderr,
+    )
+    raise SystemExit(1)
