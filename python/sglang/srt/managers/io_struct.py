@@ -92,6 +92,9 @@ class TokenOutput(msgspec.Struct, frozen=True):
     stop_trim: str | None = None  # matched stop string, to be cut from the text (with what follows)
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
+    # Stop strings the request was given; empty with no_stop_trim. The detokenizer holds back a tail
+    # of the text that may turn out to begin one of them.
+    stop: tuple[str, ...] = ()
 
 
 class TokenBatch(Message, frozen=True):
