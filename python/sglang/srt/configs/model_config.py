@@ -1,0 +1,183 @@
+"""What a Hugging Face folder says about its model (config.json, generation_config.json)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from sglang.srt.configs.config_fields import ConfigFields, ModelConfigError, read_json_object
+from sglang.srt.configs.draft_config import DraftConfig, read_draft
+from sglang.srt.configs.rope_config import RopeConfig, read_rope
+
+__all__ = ["ModelConfig", "ModelConfigError", "TARGET_ARCHITECTURES", "DRAFT_ARCHITECTURES"]
+
+TARGET_ARCHITECTURES: Final = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+DRAFT_ARCHITECTURES: Final = ("LlamaForCausalLMEagle3",)
+
+_DTYPES: Final = ("float64", "float32", "bfloat16", "float16")
+_SAMPLING_DEFAULTS: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    path: str
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int  # query heads
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope: RopeConfig
+    tie_word_embeddings: bool
+    attention_bias: bool  # as in the file; Qwen2 has biases on q, k and v without saying so
+    mlp_bias: bool
+    dtype: str  # of the checkpoint: "float32", "bfloat16", …
+    context_len: int  # most tokens of one request
+    eos_ids: tuple[int, ...]
+    bos_id: int | None
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)  # of generation_config.json
+    draft: DraftConfig | None = None  # of a draft model
+
+    @classmethod
+    def from_folder(cls, path: str | Path, context_length: int | None = None) -> ModelConfig:
+        """Read the target model in a folder. ``context_length`` is the user's; None: the model's.
+
+        Raises:
+            ModelConfigError: no such folder, a file that is broken, or a model that isn't supported.
+        """
+        fields = _read_folder(Path(path))
+        architecture = _architecture(fields)
+        if architecture in DRAFT_ARCHITECTURES:
+            raise ModelConfigError(
+                f"{path} holds a draft model ({architecture}): give it as --speculative-draft-model-path"
+            )
+        _check_known(fields, architecture, TARGET_ARCHITECTURES)
+        return _build(cls, Path(path), fields, architecture, context_length, None)
+
+    @classmethod
+    def from_draft_folder(cls, path: str | Path, context_length: int) -> ModelConfig:
+        """Read the draft model in a folder. It runs at the target's ``context_length``.
+
+        Raises:
+            ModelConfigError: as ``from_folder``.
+        """
+        fields = _read_folder(Path(path))
+        architecture = _architecture(fields)
+        if architecture == "LlamaForCausalLM" and fields.has("draft_vocab_size"):
+            architecture = "LlamaForCausalLMEagle3"  # how SafeAILab's files name the same layer
+        _check_known(fields, architecture, DRAFT_ARCHITECTURES)
+        draft = read_draft(fields)
+        return _build(cls, Path(path), fields, architecture, context_length, draft)
+
+
+def _read_folder(path: Path) -> ConfigFields:
+    if not path.is_dir():
+        problem = "is a file, not a model folder" if path.exists() else "does not exist"
+        raise ModelConfigError(f"model path {path} {problem}")
+    file = path / "config.json"
+    if not file.is_file():
+        raise ModelConfigError(f"model path {path} has no config.json")
+    return ConfigFields(read_json_object(file), str(file))
+
+
+def _architecture(fields: ConfigFields) -> str:
+    names = fields.raw.get("architectures")
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+        raise ModelConfigError(f"{fields.where} lacks 'architectures' (a list whose first entry is used)")
+    return names[0]
+
+
+def _check_known(fields: ConfigFields, architecture: str, known: tuple[str, ...]) -> None:
+    if architecture not in known:
+        raise ModelConfigError(
+            f"{fields.where}: architecture {architecture!r} is not supported (supported: {', '.join(known)})"
+        )
+
+
+def _build(
+    cls: type[ModelConfig],
+    path: Path,
+    fields: ConfigFields,
+    architecture: str,
+    context_length: int | None,
+    draft: DraftConfig | None,
+) -> ModelConfig:
+    _refuse_unsupported(fields)
+    generation = _read_generation(path)
+    hidden_size, num_heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
+    num_kv_heads = fields.integer("num_key_value_heads", num_heads)
+    if num_heads % num_kv_heads:
+        raise ModelConfigError(f"{fields.where}: {num_heads} heads can't share {num_kv_heads} KV heads")
+    max_positions = fields.integer("max_position_embeddings", 2048)
+    rope = read_rope(fields, max_positions)
+    own_context = _context_len(fields, rope, max_positions)
+    if draft is None:
+        _check_context(fields, context_length, own_context)
+    eos_ids = fields.integers("eos_token_id") + generation.integers("eos_token_id")
+    bos_ids = fields.integers("bos_token_id")
+    return cls(
+        path=str(path),
+        architecture=architecture,
+        vocab_size=fields.integer("vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=fields.integer("intermediate_size"),
+        num_layers=fields.integer("num_hidden_layers"),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=fields.integer("head_dim", max(hidden_size // num_heads, 1)),
+        rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
+        rope=rope,
+        tie_word_embeddings=fields.flag("tie_word_embeddings"),
+        attention_bias=fields.flag("attention_bias"),
+        mlp_bias=fields.flag("mlp_bias"),
+        dtype=_dtype(fields),
+        context_len=own_context if context_length is None else context_length,
+        eos_ids=tuple(dict.fromkeys(eos_ids)),
+        bos_id=bos_ids[0] if bos_ids else None,
+        sampling_defaults={n: generation.number(n) for n in _SAMPLING_DEFAULTS if generation.has(n)},
+        draft=draft,
+    )
+
+
+def _refuse_unsupported(fields: ConfigFields) -> None:
+    if (activation := fields.text("hidden_act", "silu")) != "silu":
+        raise ModelConfigError(
+            f"{fields.where}: hidden_act {activation!r} is not supported (supported: silu)"
+        )
+    if fields.has("quantization_config"):
+        raise ModelConfigError(f"{fields.where}: quantized checkpoints are not supported")
+    if fields.flag("use_sliding_window"):
+        raise ModelConfigError(f"{fields.where}: use_sliding_window is not supported")
+
+
+def _read_generation(path: Path) -> ConfigFields:
+    file = path / "generation_config.json"
+    return ConfigFields(read_json_object(file) if file.is_file() else {}, str(file))
+
+
+def _context_len(fields: ConfigFields, rope: RopeConfig, max_positions: int) -> int:
+    """A scaled rope reaches further than max_position_embeddings, unless the file says from where it
+    was scaled: then max_position_embeddings is the scaled length already (SGLang's rule)."""
+    scaling = fields.child("rope_parameters" if fields.has("rope_parameters") else "rope_scaling")
+    if rope.kind in ("default", "llama3") or scaling.has("original_max_position_embeddings"):
+        return max_positions
+    return int(max_positions * rope.factor)
+
+
+def _check_context(fields: ConfigFields, wanted: int | None, own: int) -> None:
+    if wanted is not None and wanted < 1:
+        raise ModelConfigError(f"context length {wanted} is not positive")
+    if wanted is not None and wanted > own:
+        raise ModelConfigError(f"context length {wanted} is more than the model's {own} ({fields.where})")
+
+
+def _dtype(fields: ConfigFields) -> str:
+    dtype = fields.text("dtype", fields.text("torch_dtype", "float32")).removeprefix("torch.")
+    if dtype not in _DTYPES:
+        raise ModelConfigError(f"{fields.where}: dtype {dtype!r} is not supported ({', '.join(_DTYPES)})")
+    return dtype

@@ -1,0 +1,304 @@
+"""Attention in plain PyTorch: the backend of CPUs, and the reference of the others.
+
+All index arithmetic is done once a step; a layer then gathers K and V of all its rows with one call
+and attends with one call (decode, verify, draft; prefill takes its chunks one by one).
+
+A place that a row must not see may hold anything, NaN included, and a masked V is still multiplied
+(by 0): so every such place is *redirected* to the row's own position 0 before the gather.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from sglang.srt.layers.attention.base import (
+    Block,
+    DecodeRows,
+    LayerAttention,
+    PrefillRows,
+    ScratchRows,
+)
+from sglang.srt.mem_cache.kv_pool import MHAKVPool
+
+
+class TorchNativeAttention:
+    """``AttentionBackend`` over one pool. ``page_table`` [slots, max_pages] int32 has another owner."""
+
+    needs_exact_lens = False
+
+    def __init__(self, pool: MHAKVPool, page_table: torch.Tensor) -> None:
+        self.pool = pool
+        self.page_table = page_table
+        self.page_size = pool.page_size
+        # K and V of a step's rows, [places, nkv, 2, d]: one buffer for all layers and steps
+        self._gathered = pool.kv.new_empty((0, *pool.kv.shape[2:]))
+        # K and V of tree drafts, [layers, rows, S, nkv, 2, d]
+        self._scratch = pool.kv.new_empty((pool.num_layers, 0, 0, *pool.kv.shape[2:]))
+
+    def places(self, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Pool places of (slot, position) pairs; same shape as its arguments, int64."""
+        pages = self.page_table[slots, positions // self.page_size]
+        return pages.to(torch.int64) * self.page_size + positions % self.page_size
+
+    def decode(self, rows: DecodeRows) -> LayerAttention:
+        return self._decode(rows)
+
+    def prefill(self, rows: PrefillRows) -> LayerAttention:
+        return self._prefill(rows)
+
+    def mixed(self, decode: DecodeRows, prefill: PrefillRows) -> LayerAttention:
+        assert decode.query_len == 1
+        return _MixedLayers(self._decode(decode), self._prefill(prefill), decode.slots.shape[0])
+
+    def scratch(self, rows: ScratchRows) -> LayerAttention:
+        num_rows, num_queries, num_places = rows.scratch_mask.shape
+        assert num_queries == rows.query_len and num_places == rows.write_start + num_queries
+        self._grow_scratch(num_rows, num_places)
+        width = self._width(rows.base_len, rows.base_len_bound)
+        index, seen = self._base(rows.slots, rows.base_len, width)
+        base_mask = seen[:, None].expand(num_rows, num_queries, width)
+        mask = torch.cat((base_mask, rows.scratch_mask), dim=2)  # [R, Q, W + write_start + Q]
+        return _ScratchLayers(self, index, mask, rows.write_start)
+
+    def _decode(self, rows: DecodeRows) -> _DecodeLayers:
+        num_queries = rows.query_len
+        if rows.block is Block.NONE:
+            width = self._width(rows.base_len, rows.base_len_bound)
+            index, seen = self._base(rows.slots, rows.base_len, width)
+            mask = seen[:, None].expand(-1, num_queries, -1)  # [R, Q, W]
+            return _DecodeLayers(self, index, mask, None)
+        width = self._width(rows.base_len, rows.base_len_bound) + num_queries
+        index, _ = self._base(rows.slots, rows.base_len + num_queries, width)
+        own = rows.base_len[:, None] + torch.arange(num_queries, device=rows.base_len.device)  # [R, Q]
+        write = self.places(rows.slots[:, None].expand_as(own), own)  # [R, Q]
+        return _DecodeLayers(self, index, _block_mask(rows, own, width), write.flatten())
+
+    def _prefill(self, rows: PrefillRows) -> _PrefillLayers:
+        device = self.page_table.device
+        chunks: list[_Chunk] = []
+        writes: list[torch.Tensor] = []
+        for slot, start, length in zip(rows.slots, rows.starts, rows.query_lens, strict=True):
+            positions = torch.arange(start + length, device=device)
+            places = self.places(torch.full_like(positions, slot), positions)  # [start + length]
+            writes.append(places[start:])
+            if start == 0:
+                chunks.append(_Chunk(length, None, None))
+                continue
+            seen = positions <= positions[start:, None]  # [length, start + length]
+            chunks.append(_Chunk(length, places[:start], _additive(seen, self.pool.kv.dtype)))
+        return _PrefillLayers(self.pool, chunks, torch.cat(writes))
+
+    def _width(self, lens: torch.Tensor, bound: int) -> int:
+        """Columns to gather. Reading a length costs nothing on a CPU; elsewhere the bound must do."""
+        return int(lens.max()) if lens.device.type == "cpu" else bound
+
+    def _base(self, slots: torch.Tensor, lens: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Places [R, W] int64 of positions 0 … W-1, redirected from ``lens`` on; and which are seen."""
+        positions = torch.arange(width, device=slots.device)  # [W]
+        seen = positions < lens[:, None]  # [R, W]
+        shown = torch.where(seen, positions, 0)
+        return self.places(slots[:, None].expand_as(shown), shown), seen
+
+    def gather(self, layer: int, index: torch.Tensor) -> torch.Tensor:
+        """index: [R, W] places -> [R, W, nkv, 2, d], valid until the next call."""
+        size = index.numel()
+        if self._gathered.shape[0] < size:
+            self._gathered = self._gathered.new_empty((size + size // 4, *self._gathered.shape[1:]))
+        out = self._gathered[:size]
+        torch.index_select(self.pool.layer_kv(layer), 0, index.flatten(), out=out)
+        return out.view(*index.shape, *out.shape[1:])
+
+    def scratch_places(self, layer: int, num_rows: int, num_places: int) -> torch.Tensor:
+        """[R, S, nkv, 2, d], a view."""
+        return self._scratch[layer, :num_rows, :num_places]
+
+    def _grow_scratch(self, num_rows: int, num_places: int) -> None:
+        """Levels written before stay where they are."""
+        layers, rows, places = self._scratch.shape[:3]
+        if num_rows <= rows and num_places <= places:
+            return
+        grown = self._scratch.new_empty(
+            (layers, max(num_rows, rows), max(num_places, places), *self._scratch.shape[3:])
+        )
+        grown[:, :rows, :places] = self._scratch
+        self._scratch = grown
+
+
+def _block_mask(rows: DecodeRows, own: torch.Tensor, width: int) -> torch.Tensor:
+    """[R, Q, W] bool. ``own`` [R, Q] is where the queries are stored."""
+    positions = torch.arange(width, device=own.device)  # [W]
+    if rows.block is Block.CAUSAL:
+        return positions <= own[:, :, None]
+    assert rows.tree_mask is not None
+    in_base = (positions < rows.base_len[:, None])[:, None]  # [R, 1, W]
+    node = positions - rows.base_len[:, None]  # [R, W]
+    in_block = (node >= 0) & (node < rows.query_len)
+    node = node.clamp(0, rows.query_len - 1)[:, None].expand(-1, rows.query_len, -1)  # [R, Q, W]
+    return in_base | (rows.tree_mask.gather(2, node) & in_block[:, None])
+
+
+def _additive(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What is added to the scores: 0 or -inf. Made once a step; a bool mask is converted every layer."""
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, float("-inf"))
+
+
+def _attend_rows(q: torch.Tensor, kv: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """q: [R, Q, nq, d]; kv: [R, W, nkv, 2, d]; mask: [R, 1, group * Q, W] or None -> [R * Q, nq, d].
+
+    The heads of a group become queries of their KV head, so that K and V need not be repeated.
+    """
+    num_rows, num_queries, num_heads, head_dim = q.shape
+    nkv = kv.shape[2]
+    group = num_heads // nkv
+    # [R, Q, nkv, group, d] -> [R, nkv, group * Q, d]
+    q = q.view(num_rows, num_queries, nkv, group, head_dim).permute(0, 2, 3, 1, 4)
+    q = q.reshape(num_rows, nkv, group * num_queries, head_dim)
+    k, v = kv.permute(3, 0, 2, 1, 4).unbind(0)  # [R, nkv, W, d] each, views
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    out = out.view(num_rows, nkv, group, num_queries, head_dim).permute(0, 3, 1, 2, 4)
+    return out.reshape(num_rows * num_queries, num_heads, head_dim)
+
+
+def _group_mask(mask: torch.Tensor, group: int, dtype: torch.dtype) -> torch.Tensor:
+    """[R, Q, W] bool -> [R, 1, group * Q, W] additive."""
+    num_rows, num_queries, width = mask.shape
+    additive = _additive(mask, dtype)[:, None].expand(num_rows, group, num_queries, width)
+    return additive.reshape(num_rows, 1, group * num_queries, width)
+
+
+class _DecodeLayers:
+    """Rows of Q queries each over gathered places."""
+
+    def __init__(
+        self,
+        backend: TorchNativeAttention,
+        index: torch.Tensor,  # [R, W] int64 places
+        seen: torch.Tensor,  # [R, Q, W] bool
+        write: torch.Tensor | None,  # [R * Q] int64 places
+    ) -> None:
+        self._backend = backend
+        self._index = index
+        self._seen = seen
+        self._write = write
+        self._mask: torch.Tensor | None = None  # [R, 1, group * Q, W], once the number of heads is known
+
+    def write(self, layer: int, k: torch.Tensor | None, v: torch.Tensor | None) -> None:
+        if self._write is None:
+            assert k is None and v is None, "Block.NONE writes nothing"
+            return
+        assert k is not None and v is not None
+        self._backend.pool.write(layer, self._write, k, v)
+
+    def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+        num_rows, num_queries, _ = self._seen.shape
+        if self._mask is None:
+            group = q.shape[1] // self._backend.pool.num_kv_heads
+            self._mask = _group_mask(self._seen, group, q.dtype)
+        kv = self._backend.gather(layer, self._index)
+        return _attend_rows(q.view(num_rows, num_queries, *q.shape[1:]), kv, self._mask)
+
+    def __call__(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None
+    ) -> torch.Tensor:
+        self.write(layer, k, v)
+        return self.attend(layer, q)
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    length: int
+    prefix: torch.Tensor | None  # [start] int64 places; None: the chunk begins its sequence
+    mask: torch.Tensor | None  # [length, start + length] additive; None: causal
+
+
+class _PrefillLayers:
+    """Chunks one after the other; what a chunk brings itself is not gathered back from the pool."""
+
+    def __init__(self, pool: MHAKVPool, chunks: list[_Chunk], write: torch.Tensor) -> None:
+        self._pool = pool
+        self._chunks = chunks
+        self._write = write  # [T] int64 places
+
+    def write(self, layer: int, k: torch.Tensor | None, v: torch.Tensor | None) -> None:
+        assert k is not None and v is not None
+        self._pool.write(layer, self._write, k, v)
+
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(q)
+        begin = 0
+        for chunk in self._chunks:
+            end = begin + chunk.length
+            out[begin:end] = self._attend_chunk(layer, chunk, q[begin:end], k[begin:end], v[begin:end])
+            begin = end
+        return out
+
+    def _attend_chunk(
+        self, layer: int, chunk: _Chunk, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> torch.Tensor:
+        if chunk.prefix is not None:
+            prefix = self._pool.layer_kv(layer).index_select(0, chunk.prefix)  # [start, nkv, 2, d]
+            k, v = torch.cat((prefix[:, :, 0], k)), torch.cat((prefix[:, :, 1], v))
+        # KV heads as the batch, their group as the heads: K and V are repeated by a stride of 0
+        length, num_heads, head_dim = q.shape
+        nkv = k.shape[1]
+        group = num_heads // nkv
+        q = q.view(length, nkv, group, head_dim).permute(1, 2, 0, 3)  # [nkv, group, length, d]
+        k = k.transpose(0, 1)[:, None].expand(nkv, group, -1, head_dim)
+        v = v.transpose(0, 1)[:, None].expand(nkv, group, -1, head_dim)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=chunk.mask, is_causal=chunk.mask is None)
+        return out.permute(2, 0, 1, 3).reshape(length, num_heads, head_dim)
+
+    def __call__(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None
+    ) -> torch.Tensor:
+        assert k is not None and v is not None
+        self.write(layer, k, v)
+        return self.attend(layer, q, k, v)
+
+
+class _MixedLayers:
+    """Decode rows of one query first, then prefill chunks."""
+
+    def __init__(self, decode: _DecodeLayers, prefill: _PrefillLayers, num_decode: int) -> None:
+        self._decode = decode
+        self._prefill = prefill
+        self._num_decode = num_decode
+
+    def __call__(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None
+    ) -> torch.Tensor:
+        assert k is not None and v is not None
+        n = self._num_decode
+        decoded = self._decode(layer, q[:n], k[:n], v[:n])
+        return torch.cat((decoded, self._prefill(layer, q[n:], k[n:], v[n:])))
+
+
+class _ScratchLayers:
+    """A level of a draft tree: pool places of the row, then the scratch places written so far."""
+
+    def __init__(
+        self,
+        backend: TorchNativeAttention,
+        index: torch.Tensor,  # [R, W] int64 places
+        seen: torch.Tensor,  # [R, Q, W + S] bool
+        write_start: int,
+    ) -> None:
+        self._backend = backend
+        self._index = index
+        self._seen = seen
+        self._write_start = write_start
+
+    def __call__(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None
+    ) -> torch.Tensor:
+        assert k is not None and v is not None
+        num_rows, num_queries, _ = self._seen.shape
+        scratch = self._backend.scratch_places(layer, num_rows, self._write_start + num_queries)
+        new = torch.stack((k, v), dim=2)  # [T, nkv, 2, d]
+        scratch[:, self._write_start :] = new.view(num_rows, num_queries, *new.shape[1:])
+        kv = torch.cat((self._backend.gather(layer, self._index), scratch), dim=1)
+        mask = _group_mask(self._seen, q.shape[1] // kv.shape[2], q.dtype)
+        return _attend_rows(q.view(num_rows, num_queries, *q.shape[1:]), kv, mask)

@@ -1,0 +1,161 @@
+"""Weights of a Hugging Face folder: safetensors (one file or sharded), or pytorch_model.bin."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from sglang.srt.configs.config_fields import ModelConfigError, read_json_object
+from sglang.srt.model_loader.dummy import DummySource
+from sglang.srt.model_loader.weight_source import Ledger, WeightError, WeightSource
+
+LOAD_FORMATS: Final = ("auto", "safetensors", "pt", "dummy")
+
+_SINGLE_FILE: Final = {"safetensors": "model.safetensors", "pt": "pytorch_model.bin"}
+
+
+def open_source(
+    folder: str | Path, load_format: str, dtype: torch.dtype, device: torch.device | str
+) -> WeightSource:
+    """Open the weights of a model folder. ``auto``: safetensors if there are any, else .bin.
+
+    Raises:
+        WeightError: no weights there, or a file that is broken.
+    """
+    if load_format not in LOAD_FORMATS:
+        raise WeightError(f"load format {load_format!r} is not one of {', '.join(LOAD_FORMATS)}")
+    if load_format == "dummy":
+        return DummySource(dtype, device)
+    return CheckpointSource(Path(folder), load_format, dtype, device)
+
+
+class _File(Protocol):
+    def names(self) -> list[str]: ...
+
+    def shape(self, name: str) -> tuple[int, ...]: ...
+
+    def tensor(self, name: str) -> torch.Tensor: ...
+
+
+class CheckpointSource:
+    """Tensors by name, whichever file holds them. Files are memory-mapped, and read as taken."""
+
+    def __init__(
+        self, folder: Path, load_format: str, dtype: torch.dtype, device: torch.device | str
+    ) -> None:
+        self.dtype = dtype
+        self.device = torch.device(device)
+        self._files: dict[str, _File] = {}  # tensor name -> its file
+        self._ledger = Ledger(str(folder))
+        for path in _weight_files(folder, load_format):
+            file: _File = _SafetensorsFile(path) if path.suffix == ".safetensors" else _TorchFile(path)
+            self._files |= dict.fromkeys(file.names(), file)
+
+    def has(self, name: str) -> bool:
+        return name in self._files
+
+    def take(self, name: str, shape: Sequence[int]) -> torch.Tensor:
+        found = self._find(name, shape)
+        if found is None:
+            return torch.zeros(*shape, dtype=self.dtype, device=self.device)
+        # copy: what a file maps must not stay mapped for a model's life
+        return found.to(device=self.device, dtype=self.dtype, copy=True)
+
+    def take_integers(self, name: str, size: int) -> torch.Tensor:
+        found = self._find(name, (size,))
+        if found is None:
+            return torch.zeros(size, dtype=torch.int64, device=self.device)
+        return found.to(device=self.device, dtype=torch.int64, copy=True)
+
+    def finish(self, ignorable: Sequence[str] = ()) -> None:
+        self._ledger.check(self._files, ignorable)
+        self._files.clear()  # closes them
+
+    def _find(self, name: str, shape: Sequence[int]) -> torch.Tensor | None:
+        file = self._files.get(name)
+        if file is None:
+            self._ledger.missing.append(name)
+            return None
+        self._ledger.taken.add(name)
+        if (found := file.shape(name)) != tuple(shape):
+            self._ledger.wrong_shape.append(f"{name} {list(found)} instead of {list(shape)}")
+            return None
+        return file.tensor(name)
+
+
+class _SafetensorsFile:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._handle: Any = safe_open(str(path), framework="pt")
+        except (SafetensorError, OSError) as error:
+            raise WeightError(f"{path} is truncated or not a safetensors file: {error}") from error
+
+    def names(self) -> list[str]:
+        return list(self._handle.keys())
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._handle.get_slice(name).get_shape())
+
+    def tensor(self, name: str) -> torch.Tensor:
+        try:
+            tensor: torch.Tensor = self._handle.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise WeightError(f"{self._path}: tensor {name} can't be read: {error}") from error
+        return tensor
+
+
+class _TorchFile:
+    def __init__(self, path: Path) -> None:
+        try:
+            loaded = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+        except (RuntimeError, OSError, EOFError, pickle.UnpicklingError) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise WeightError(f"{path} is truncated or not a PyTorch weight file: {reason}") from error
+        if not isinstance(loaded, dict) or not all(isinstance(t, torch.Tensor) for t in loaded.values()):
+            raise WeightError(f"{path} does not hold a dictionary of tensors")
+        self._tensors: dict[str, torch.Tensor] = loaded
+
+    def names(self) -> list[str]:
+        return list(self._tensors)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._tensors[name].shape)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        return self._tensors[name]
+
+
+def _weight_files(folder: Path, load_format: str) -> list[Path]:
+    """An index where there is one, else the single file, else every file of the kind."""
+    kinds = ("safetensors", "pt") if load_format == "auto" else (load_format,)
+    for kind in kinds:
+        single = _SINGLE_FILE[kind]
+        index = folder / f"{single}.index.json"
+        if index.is_file():
+            return _indexed_files(index)
+        if (folder / single).is_file():
+            return [folder / single]
+        if kind == "safetensors" and (found := sorted(folder.glob("*.safetensors"))):
+            return found
+    wanted = " or ".join(_SINGLE_FILE[kind] for kind in kinds)
+    raise WeightError(f"{folder} has no weights ({wanted}, or several with an index)")
+
+
+def _indexed_files(index: Path) -> list[Path]:
+    try:
+        weight_map = read_json_object(index).get("weight_map")
+    except ModelConfigError as error:
+        raise WeightError(str(error)) from error
+    if not isinstance(weight_map, dict) or not all(isinstance(v, str) for v in weight_map.values()):
+        raise WeightError(f"{index} lacks a 'weight_map' of tensor names to files")
+    paths = [index.parent / name for name in sorted(set(weight_map.values()))]
+    absent = [path.name for path in paths if not path.is_file()]
+    if absent:
+        raise WeightError(f"{index.parent} lacks files that {index.name} names: {', '.join(absent)}")
+    return paths

@@ -1,0 +1,38 @@
+"""Random weights (``--load-format dummy``): right shapes, sensible scale, the same on every run."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+
+import torch
+
+
+class DummySource:
+    """Every tensor depends on its name and ``seed`` alone, not on the order in which it is taken."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device | str, seed: int = 0) -> None:
+        self.dtype = dtype
+        self.device = torch.device(device)
+        self.seed = seed
+
+    def has(self, name: str) -> bool:
+        return False
+
+    def take(self, name: str, shape: Sequence[int]) -> torch.Tensor:
+        """Matrices keep the size of what goes through them; norms are 1, biases small."""
+        if name.endswith("bias"):
+            scale = 0.02
+        elif len(shape) == 1:
+            return torch.ones(*shape, dtype=self.dtype, device=self.device)
+        else:
+            scale = float(shape[-1]) ** -0.5
+        generator = torch.Generator(self.device).manual_seed(zlib.crc32(name.encode()) + self.seed)
+        drawn = torch.empty(*shape, dtype=self.dtype, device=self.device)
+        return drawn.normal_(0.0, scale, generator=generator)
+
+    def take_integers(self, name: str, size: int) -> torch.Tensor:
+        return torch.zeros(size, dtype=torch.int64, device=self.device)
+
+    def finish(self, ignorable: Sequence[str] = ()) -> None:
+        return None

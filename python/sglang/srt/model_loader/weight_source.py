@@ -1,0 +1,77 @@
+"""Where a model takes its tensors from, and the ledger that makes every mismatch one error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Protocol
+
+import torch
+
+_MAX_NAMED = 100  # names of one kind in a message; a wholly different checkpoint has thousands
+
+
+class WeightError(ValueError):
+    """A checkpoint can't be used; the message is one line for the user and names the file or tensors."""
+
+
+class WeightSource(Protocol):
+    """A model takes each of its tensors once, then calls ``finish``.
+
+    A tensor that is missing or has another shape is recorded and answered with zeros, so that the
+    one error of ``finish`` names all of them.
+    """
+
+    def has(self, name: str) -> bool:
+        """Whether the checkpoint has this tensor (a dummy source: False, it has no names)."""
+        ...
+
+    def take(self, name: str, shape: Sequence[int]) -> torch.Tensor:
+        """Tensor ``name`` of ``shape``, in the wanted dtype on the wanted device."""
+        ...
+
+    def take_integers(self, name: str, size: int) -> torch.Tensor:
+        """[size] int64 tensor ``name``; zeros from a dummy source."""
+        ...
+
+    def finish(self, ignorable: Sequence[str] = ()) -> None:
+        """Check the ledger. Names that match an ``ignorable`` pattern (fnmatch) may be left over.
+
+        Raises:
+            WeightError: missing, unexpected or wrongly shaped tensors, all of them named.
+        """
+        ...
+
+
+@dataclass(slots=True)
+class Ledger:
+    """What was asked of a checkpoint, and what was wrong."""
+
+    where: str
+    taken: set[str] = field(default_factory=set)
+    missing: list[str] = field(default_factory=list)
+    wrong_shape: list[str] = field(default_factory=list)
+
+    def check(self, present: Iterable[str], ignorable: Sequence[str]) -> None:
+        unexpected = [
+            name
+            for name in sorted(present)
+            if name not in self.taken and not any(fnmatchcase(name, pattern) for pattern in ignorable)
+        ]
+        problems = [
+            f"{title} {_names(names)}"
+            for title, names in (
+                ("missing:", self.missing),
+                ("unexpected:", unexpected),
+                ("of another shape:", self.wrong_shape),
+            )
+            if names
+        ]
+        if problems:
+            raise WeightError(f"tensors of {self.where} don't fit the model; {'; '.join(problems)}")
+
+
+def _names(names: list[str]) -> str:
+    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+    return ", ".join(names[:_MAX_NAMED]) + more

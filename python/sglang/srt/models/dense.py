@@ -1,0 +1,181 @@
+"""The decoder that Llama, Qwen2 and Qwen3 share. A family differs by its ``DenseTraits``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Final, Protocol
+
+import torch
+
+from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.layers.activation import silu_and_mul
+from sglang.srt.layers.attention.base import LayerAttention
+from sglang.srt.layers.embedding import Embedding
+from sglang.srt.layers.linear import Linear
+from sglang.srt.layers.norm import RMSNorm
+from sglang.srt.layers.rope import Rope, RopeAngles
+from sglang.srt.model_loader.weight_source import WeightSource
+
+IGNORED_TENSORS: Final = ("*rotary_emb.inv_freq",)
+"""Buffers that old checkpoints hold and that are computed from the config."""
+
+
+@dataclass(frozen=True, slots=True)
+class DenseTraits:
+    qkv_bias: bool
+    o_bias: bool
+    mlp_bias: bool
+    qk_norm: bool  # q and k are normed per head before the rope
+
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+
+
+class HoldsWeights(Protocol):
+    @property
+    def weight_bytes(self) -> int: ...
+
+
+def total_bytes(*parts: HoldsWeights) -> int:
+    return sum(part.weight_bytes for part in parts)
+
+
+def take_linear(
+    source: WeightSource, parts: Sequence[tuple[str, int]], in_features: int, bias: bool
+) -> Linear:
+    """One linear layer from the named parts (name without ``.weight``, output features)."""
+    weights = [source.take(f"{name}.weight", (out, in_features)) for name, out in parts]
+    biases = [source.take(f"{name}.bias", (out,)) for name, out in parts] if bias else []
+    weight = weights[0] if len(weights) == 1 else torch.cat(weights)
+    return Linear(weight, torch.cat(biases) if biases else None)
+
+
+class GatedMLP:
+    def __init__(
+        self, source: WeightSource, prefix: str, hidden_size: int, intermediate_size: int, bias: bool
+    ) -> None:
+        gate_up = [(f"{prefix}gate_proj", intermediate_size), (f"{prefix}up_proj", intermediate_size)]
+        self.gate_up = take_linear(source, gate_up, hidden_size, bias)
+        self.down = take_linear(source, [(f"{prefix}down_proj", hidden_size)], intermediate_size, bias)
+        self.weight_bytes = self.gate_up.weight_bytes + self.down.weight_bytes
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [T, H] -> [T, H]."""
+        return self.down(silu_and_mul(self.gate_up(x)))
+
+
+class DenseLayer:
+    """One decoder layer; adds its two blocks to the residual stream."""
+
+    def __init__(self, config: ModelConfig, traits: DenseTraits, source: WeightSource, index: int) -> None:
+        self.index = index
+        self.num_heads, self.num_kv_heads = config.num_heads, config.num_kv_heads
+        self.head_dim = d = config.head_dim
+        prefix, hidden = f"model.layers.{index}.", config.hidden_size
+        attn = f"{prefix}self_attn."
+        q_size, kv_size = self.num_heads * d, self.num_kv_heads * d
+        qkv = [(f"{attn}q_proj", q_size), (f"{attn}k_proj", kv_size), (f"{attn}v_proj", kv_size)]
+        self.qkv = take_linear(source, qkv, hidden, traits.qkv_bias)
+        self.o = take_linear(source, [(f"{attn}o_proj", hidden)], q_size, traits.o_bias)
+        self.qk_norm = self._take_qk_norm(config, source, attn) if traits.qk_norm else None
+        self.mlp = GatedMLP(source, f"{prefix}mlp.", hidden, config.intermediate_size, traits.mlp_bias)
+        eps = config.rms_norm_eps
+        self.input_norm = RMSNorm(source.take(f"{prefix}input_layernorm.weight", (hidden,)), eps)
+        self.post_norm = RMSNorm(source.take(f"{prefix}post_attention_layernorm.weight", (hidden,)), eps)
+
+    @property
+    def weight_bytes(self) -> int:
+        return total_bytes(self.qkv, self.o, self.mlp, self.input_norm, self.post_norm)
+
+    def _take_qk_norm(self, config: ModelConfig, source: WeightSource, attn: str) -> RMSNorm:
+        """q and k lie side by side, so one norm with a weight for each head serves both."""
+        q = source.take(f"{attn}q_norm.weight", (self.head_dim,)).expand(self.num_heads, -1)
+        k = source.take(f"{attn}k_norm.weight", (self.head_dim,)).expand(self.num_kv_heads, -1)
+        return RMSNorm(torch.cat((q, k)), config.rms_norm_eps)  # [nq + nkv, d]
+
+    def __call__(self, hidden: torch.Tensor, angles: RopeAngles, attn: LayerAttention) -> torch.Tensor:
+        """hidden: [T, H] residual stream -> [T, H]."""
+        hidden = hidden + self._attend(self.input_norm(hidden), angles, attn)
+        return hidden + self.mlp(self.post_norm(hidden))
+
+    def _attend(self, x: torch.Tensor, angles: RopeAngles, attn: LayerAttention) -> torch.Tensor:
+        num_tokens, num_qk = x.shape[0], self.num_heads + self.num_kv_heads
+        qkv = self.qkv(x).view(num_tokens, num_qk + self.num_kv_heads, self.head_dim)
+        qk, v = qkv[:, :num_qk], qkv[:, num_qk:]
+        if self.qk_norm is not None:
+            qk = self.qk_norm(qk)
+        qk = angles.rotate(qk)
+        out = attn(self.index, qk[:, : self.num_heads], qk[:, self.num_heads :], v)
+        return self.o(out.flatten(1))
+
+
+class DenseModel:
+    """A decoder with its embedding and lm_head. Families override ``traits``."""
+
+    ignored_tensors: ClassVar[tuple[str, ...]] = IGNORED_TENSORS
+
+    @classmethod
+    def traits(cls, config: ModelConfig) -> DenseTraits:
+        return DenseTraits(config.attention_bias, config.attention_bias, config.mlp_bias, qk_norm=False)
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        source: WeightSource,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        max_positions: int,
+    ) -> None:
+        """``source`` gives tensors of ``dtype`` on ``device``; ``max_positions`` bounds the rope tables.
+
+        Raises:
+            WeightError: the checkpoint's tensors are not those of the config.
+        """
+        self.config = config
+        self.kv_shape = KVShape(config.num_layers, config.num_kv_heads, config.head_dim)
+        size = (config.vocab_size, config.hidden_size)
+        embedding = source.take("model.embed_tokens.weight", size)
+        self.embed = Embedding(embedding)
+        traits = self.traits(config)
+        self.layers = [DenseLayer(config, traits, source, i) for i in range(config.num_layers)]
+        self.norm = RMSNorm(source.take("model.norm.weight", size[1:]), config.rms_norm_eps)
+        tied = config.tie_word_embeddings
+        # Tied: the lookup needs whole rows, the product a packed matrix, so a CPU holds both.
+        self.lm_head = Linear(embedding if tied else source.take("lm_head.weight", size), float_output=True)
+        source.finish((*self.ignored_tensors, "lm_head.weight") if tied else self.ignored_tensors)
+        self.rope = Rope(config.rope, config.head_dim, max_positions, dtype, device)
+
+    @property
+    def weight_bytes(self) -> int:
+        return total_bytes(self.embed, self.lm_head, self.norm, *self.layers)
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,  # [T] int64
+        positions: torch.Tensor,  # [T] int64
+        attn: LayerAttention,
+        aux_layers: tuple[int, ...] = (),
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Residual stream after the last layer [T, H], and the *inputs* of ``aux_layers``, concatenated
+        in their order, [T, len(aux_layers) * H] (None without any). Layer ``num_layers`` stands for the
+        output of the last one.
+        """
+        hidden = self.embed(token_ids)
+        angles = self.rope.at(positions)
+        captured: dict[int, torch.Tensor] = {}
+        for layer in self.layers:
+            if layer.index in aux_layers:
+                captured[layer.index] = hidden
+            hidden = layer(hidden, angles, attn)
+        captured[len(self.layers)] = hidden
+        aux = torch.cat([captured[i] for i in aux_layers], dim=1) if aux_layers else None
+        return hidden, aux
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden: [N, H], before the final norm -> [N, V] float32 (float64 in a float64 model)."""
+        return self.lm_head(self.norm(hidden))

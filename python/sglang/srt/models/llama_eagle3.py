@@ -1,0 +1,220 @@
+"""The EAGLE-3 draft layer (``LlamaForCausalLMEagle3`` checkpoints).
+
+Row t reads the embedding of x_{t+1} and a hidden state: ``g_t = feature(aux_t)`` in the first draft
+forward, the layer's own output ``a`` in the next ones. Embedding and hidden state are normed apart and
+concatenated (embedding first) for q, k and v; the residual is the hidden state itself.
+
+Sources: SafeAILab/EAGLE ``cnets``; SGLang 0.5.23 ``llama_eagle3`` for the names and their variants.
+Shapes: T tokens, H hidden size of the draft layer, Ht of the target, Vd draft vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+
+from sglang.srt.configs.model_config import ModelConfig, ModelConfigError
+from sglang.srt.layers.attention.base import LayerAttention
+from sglang.srt.layers.embedding import Embedding
+from sglang.srt.layers.linear import Linear
+from sglang.srt.layers.norm import RMSNorm
+from sglang.srt.layers.rope import Rope, RopeAngles
+from sglang.srt.model_loader.weight_source import WeightSource
+from sglang.srt.models.dense import (
+    IGNORED_TENSORS,
+    DenseModel,
+    GatedMLP,
+    HoldsWeights,
+    KVShape,
+    take_linear,
+    total_bytes,
+)
+
+DRAFT_IGNORED_TENSORS: Final = (*IGNORED_TENSORS, "*t2d", "*embed_tokens.weight")
+"""t2d repeats d2t; an embedding of the target's width is a copy of the target's."""
+
+_OLD_AUX_NORMS: Final = ("aux_norm_low", "aux_norm_mid", "aux_norm_high")
+
+
+class LlamaEagle3:
+    """One draft layer with ``fc`` before it and an lm_head over ``target_ids`` after it."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        source: WeightSource,
+        target: DenseModel,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        max_positions: int,
+    ) -> None:
+        """Take the tensors of ``source`` and share what the checkpoint leaves to the target.
+
+        Raises:
+            WeightError: the checkpoint's tensors are not those of the config.
+            ModelConfigError: the config is of a draft model for another target.
+        """
+        assert config.draft is not None
+        _check_target(config, target.config)
+        self.config = config
+        self.draft = config.draft
+        self.aux_layers = config.draft.aux_layers(target.config.num_layers)
+        self.kv_shape = KVShape(1, config.num_kv_heads, config.head_dim)
+        self.feature_size = config.hidden_size
+        self.rope = Rope(config.rope, config.head_dim, max_positions, dtype, device)
+        names = _Names(source)
+        self._take_fc(source, names)
+        self._take_layer(source, names)
+        self._take_ends(source, names, target, device)
+        shared_head = ("*lm_head.weight",) if config.draft.draft_vocab_size is None else ()
+        source.finish((*DRAFT_IGNORED_TENSORS, *shared_head))
+
+    def _take_fc(self, source: WeightSource, names: _Names) -> None:
+        draft, eps = self.draft, self.config.rms_norm_eps
+        width = draft.num_aux * draft.target_hidden_size
+        self.fc = take_linear(source, [(names.top("fc"), self.config.hidden_size)], width, draft.fc_bias)
+        self.input_norm: RMSNorm | None = None  # over all of aux
+        self.aux_norms: list[RMSNorm] = []  # over each part of it
+        if draft.norm_before_fc:
+            self.input_norm = RMSNorm(source.take(names.top("input_norm.weight"), (width,)), eps)
+        if draft.fc_norm:
+            old = draft.num_aux == 3 and source.has(names.top("aux_norm_low.weight"))
+            parts = _OLD_AUX_NORMS if old else [f"fc_norm.{i}" for i in range(draft.num_aux)]
+            shape = (draft.target_hidden_size,)
+            self.aux_norms = [RMSNorm(source.take(names.top(f"{p}.weight"), shape), eps) for p in parts]
+
+    def _take_layer(self, source: WeightSource, names: _Names) -> None:
+        config, d = self.config, self.config.head_dim
+        hidden, eps, bias = config.hidden_size, config.rms_norm_eps, config.attention_bias
+        q_size, kv_size = config.num_heads * d, config.num_kv_heads * d
+        attn = names.layer("self_attn.")
+        # q apart from k and v: a sync needs only k and v, and the first draft forward only q
+        self.q = take_linear(source, [(f"{attn}q_proj", q_size)], 2 * hidden, bias)
+        kv = [(f"{attn}k_proj", kv_size), (f"{attn}v_proj", kv_size)]
+        self.kv_proj = take_linear(source, kv, 2 * hidden, bias)
+        self.o = take_linear(source, [(f"{attn}o_proj", hidden)], q_size, bias)
+        self.mlp = GatedMLP(source, names.layer("mlp."), hidden, config.intermediate_size, config.mlp_bias)
+
+        def norm(name: str) -> RMSNorm:
+            return RMSNorm(source.take(names.layer(f"{name}.weight"), (hidden,)), eps)
+
+        self.embed_norm = norm("input_layernorm")
+        self.hidden_norm = norm("hidden_norm")
+        self.post_norm = norm("post_attention_layernorm")
+
+    def _take_ends(
+        self, source: WeightSource, names: _Names, target: DenseModel, device: torch.device | str
+    ) -> None:
+        config, hidden, vocab_size = self.config, self.config.hidden_size, self.config.vocab_size
+        self.norm = RMSNorm(source.take(names.top("norm.weight"), (hidden,)), config.rms_norm_eps)
+        self.embed = target.embed
+        if self.draft.target_hidden_size != hidden:
+            self.embed = Embedding(source.take(names.top("embed_tokens.weight"), (vocab_size, hidden)))
+        draft_vocab = self.draft.draft_vocab_size
+        if draft_vocab is None:
+            self.lm_head = target.lm_head
+        else:
+            head = source.take(names.top("lm_head.weight"), (draft_vocab, hidden))
+            self.lm_head = Linear(head, float_output=True)
+        self.target_ids = torch.arange(draft_vocab or vocab_size, device=device)  # [Vd] int64
+        whole = draft_vocab is None or draft_vocab == vocab_size
+        if not whole or source.has(names.top("d2t")):
+            self.target_ids = self.target_ids + source.take_integers(
+                names.top("d2t"), self.target_ids.shape[0]
+            )
+        if self.target_ids.min() < 0 or self.target_ids.max() >= vocab_size:
+            raise ModelConfigError(f"{config.path}: d2t names ids outside the vocabulary of {vocab_size}")
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes beside what is the target's."""
+        parts: list[HoldsWeights] = [self.fc, self.q, self.kv_proj, self.o, self.mlp, self.norm]
+        if self.draft.draft_vocab_size is not None:
+            parts.append(self.lm_head)
+        if self.draft.target_hidden_size != self.config.hidden_size:
+            parts.append(self.embed)
+        return total_bytes(*parts)
+
+    def feature(self, aux: torch.Tensor) -> torch.Tensor:
+        """aux: [T, num_aux * Ht] -> g [T, H]."""
+        if self.input_norm is not None:
+            aux = self.input_norm(aux)
+        if self.aux_norms:
+            parts = aux.split(self.draft.target_hidden_size, dim=-1)
+            aux = torch.cat([norm(part) for norm, part in zip(self.aux_norms, parts, strict=True)], dim=-1)
+        return self.fc(aux)
+
+    def kv(
+        self,
+        next_ids: torch.Tensor,  # [T] int64: x_{t+1}
+        features: torch.Tensor,  # [T, H]: g_t
+        positions: torch.Tensor,  # [T] int64: t
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V [T, nkv, d] that the layer writes for these pairs, and nothing else of the layer."""
+        return self._kv(self._pairs(next_ids, features), self.rope.at(positions))
+
+    def layer(
+        self,
+        embed_ids: torch.Tensor,  # [T] int64, ids of the target's vocabulary
+        hidden: torch.Tensor,  # [T, H]: g or a
+        positions: torch.Tensor,  # [T] int64
+        attn: LayerAttention,
+        write: bool,
+    ) -> torch.Tensor:
+        """The whole layer -> a [T, H], the next forward's hidden state.
+
+        ``write`` False: k and v of these pairs are in the cache already (``attn`` is of Block.NONE).
+        """
+        pairs, angles = self._pairs(embed_ids, hidden), self.rope.at(positions)
+        num_tokens = pairs.shape[0]
+        q = self.q(pairs).view(num_tokens, self.config.num_heads, self.config.head_dim)
+        k, v = self._kv(pairs, angles) if write else (None, None)
+        out = attn(0, angles.rotate(q), k, v)
+        hidden = hidden + self.o(out.flatten(1))
+        hidden = hidden + self.mlp(self.post_norm(hidden))
+        return self.norm(hidden) if self.draft.norm_output else hidden
+
+    def logits(self, output: torch.Tensor) -> torch.Tensor:
+        """output: a [T, H] -> [T, Vd] float32 (float64 in a float64 model); ids are ``target_ids``'s."""
+        return self.lm_head(output if self.draft.norm_output else self.norm(output))
+
+    def _pairs(self, ids: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        """[T, 2 * H]"""
+        return torch.cat((self.embed_norm(self.embed(ids)), self.hidden_norm(hidden)), dim=-1)
+
+    def _kv(self, pairs: torch.Tensor, angles: RopeAngles) -> tuple[torch.Tensor, torch.Tensor]:
+        kv = self.kv_proj(pairs).view(pairs.shape[0], 2, self.config.num_kv_heads, self.config.head_dim)
+        return angles.rotate(kv[:, 0]), kv[:, 1]
+
+
+class _Names:
+    """Checkpoints differ in two prefixes: ``model.`` before all, ``midlayer.`` or ``layers.0.``."""
+
+    def __init__(self, source: WeightSource) -> None:
+        self._source = source
+
+    def top(self, name: str) -> str:
+        """``fc`` and whole tensor names; each may carry ``model.`` or not."""
+        tensor = f"{name}.weight" if name == "fc" else name
+        return f"model.{name}" if self._source.has(f"model.{tensor}") else name
+
+    def layer(self, name: str) -> str:
+        for prefix in ("midlayer.", "layers.0.", "model.midlayer.", "model.layers.0."):
+            if self._source.has(f"{prefix}hidden_norm.weight"):
+                return prefix + name
+        return f"midlayer.{name}"
+
+
+def _check_target(config: ModelConfig, target: ModelConfig) -> None:
+    assert config.draft is not None
+    for what, own, theirs in (
+        ("hidden size", config.draft.target_hidden_size, target.hidden_size),
+        ("vocabulary", config.vocab_size, target.vocab_size),
+    ):
+        if own != theirs:
+            raise ModelConfigError(
+                f"{config.path} is a draft model for a target with {what} {own}, but the target's is {theirs}"
+            )
+    if config.draft.draft_vocab_size is None and config.hidden_size != target.hidden_size:
+        raise ModelConfigError(f"{config.path} has no lm_head of its own, and its width is not the target's")

@@ -1,0 +1,58 @@
+"""Architecture names of ``config.json`` to classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+import torch
+
+from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.model_loader.weight_source import WeightSource
+from sglang.srt.models.dense import DenseModel
+from sglang.srt.models.llama import LlamaForCausalLM
+from sglang.srt.models.llama_eagle3 import LlamaEagle3
+from sglang.srt.models.qwen2 import Qwen2ForCausalLM
+from sglang.srt.models.qwen3 import Qwen3ForCausalLM
+
+TARGETS: Final[Mapping[str, type[DenseModel]]] = MappingProxyType(
+    {
+        "LlamaForCausalLM": LlamaForCausalLM,
+        "Qwen2ForCausalLM": Qwen2ForCausalLM,
+        "Qwen3ForCausalLM": Qwen3ForCausalLM,
+    }
+)
+DRAFTERS: Final[Mapping[str, type[LlamaEagle3]]] = MappingProxyType({"LlamaForCausalLMEagle3": LlamaEagle3})
+
+
+def build_model(
+    config: ModelConfig,
+    source: WeightSource,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    max_positions: int,
+) -> DenseModel:
+    """Build the target model. ``ModelConfig`` has refused unknown architectures already.
+
+    Raises:
+        WeightError: the checkpoint's tensors are not those of the config.
+    """
+    return TARGETS[config.architecture](config, source, dtype, device, max_positions)
+
+
+def build_drafter(
+    config: ModelConfig,
+    source: WeightSource,
+    target: DenseModel,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    max_positions: int,
+) -> LlamaEagle3:
+    """Build the draft model of ``target``, whose embedding (and lm_head) it may share.
+
+    Raises:
+        WeightError: the checkpoint's tensors are not those of the config.
+        ModelConfigError: it is a draft model of another target.
+    """
+    return DRAFTERS[config.architecture](config, source, target, dtype, device, max_positions)
