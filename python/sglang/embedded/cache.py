@@ -13,7 +13,7 @@ _PARTIAL_PREFIX: Final = ".partial-"
 
 
 def cache_root() -> Path:
-    """Return ``$SGLANG_CACHE_DIR``, else ``$XDG_CACHE_HOME/sglang-toggle``, else ``~/.cache/sglang-toggle``."""
+    """``$SGLANG_CACHE_DIR``, else ``$XDG_CACHE_HOME/sglang-toggle``, else ``~/.cache/sglang-toggle``."""
     own = os.environ.get("SGLANG_CACHE_DIR")
     if own:
         return Path(own).expanduser()

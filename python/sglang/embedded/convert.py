@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sglang.embedded.cache import cache_root, exclusive_lock, publish_folder
-from sglang.embedded.gguf_source import EmbeddedModelError, find_gguf_file, source_version
+from sglang.embedded.gguf_source import INSTALL_COMMAND, EmbeddedModelError, find_gguf_file, source_version
 
 WRITTEN_FILES: Final = (
     "config.json",
@@ -76,8 +76,10 @@ def convert_gguf(source: Path, folder: Path) -> None:
     _say(f"reading {source.name} (once; about ten seconds)")
     try:
         reader = gguf.GGUFReader(source)
-    except ValueError as error:
-        raise EmbeddedModelError(f"{source} is not a whole GGUF file: {error}") from error
+    except (ValueError, IndexError) as error:  # what the reader says of a damaged file is about array shapes
+        raise EmbeddedModelError(
+            f"{source} is not a whole GGUF file: run `{INSTALL_COMMAND} --force-reinstall`."
+        ) from error
     metadata = read_metadata(reader)
     _write_json(folder / "config.json", model_config(metadata))
     _write_json(folder / "generation_config.json", generation_config(metadata))

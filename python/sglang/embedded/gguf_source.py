@@ -36,8 +36,7 @@ def find_gguf_file() -> Path:
         for path in sorted(Path(folder).glob("*.gguf")):
             return path
     raise EmbeddedModelError(
-        f"The installed {SOURCE_DISTRIBUTION} holds no GGUF file:"
-        f" run `{INSTALL_COMMAND} --force-reinstall`."
+        f"The installed {SOURCE_DISTRIBUTION} holds no GGUF file: run `{INSTALL_COMMAND} --force-reinstall`."
     )
 
 

@@ -107,7 +107,9 @@ def _field(reader: Any, name: str) -> Any:
 def _require(reader: Any, name: str, wanted: str) -> None:
     found = _field(reader, name)
     if found != wanted:
-        raise EmbeddedModelError(f"The embedded model's GGUF file has {name} = {found!r}, expected {wanted!r}")
+        raise EmbeddedModelError(
+            f"The embedded model's GGUF file has {name} = {found!r}, expected {wanted!r}"
+        )
 
 
 def _shortest_float32(value: float) -> float:

@@ -33,6 +33,7 @@ def embedded_drafter_path() -> str:
     for name in ("config.json", "model.safetensors"):
         if not (folder / name).is_file():
             raise EmbeddedModelError(
-                f"This installation lacks the embedded drafter's {name} (looked in {folder}): install it again."
+                f"This installation lacks the embedded drafter's {name} (looked in {folder}):"
+                " install it again."
             )
     return str(folder)

@@ -14,12 +14,10 @@ from tokenizers.models import BPE
 from sglang.embedded.metadata import GgufMetadata
 
 _SPECIAL_TOKEN_TYPE: Final = 3  # GGUF's token type "control"
-_TURN_START: Final = "<|im_start|>"
-_TURN_END: Final = "<|im_end|>"
 
 
 def build_tokenizer(metadata: GgufMetadata) -> Tokenizer:
-    """Return the tokenizer; a byte the vocabulary lacks (rare control characters) becomes the unknown token."""
+    """Return the tokenizer; a byte the vocabulary lacks (rare control characters) becomes ``unk``."""
     vocab = {token: token_id for token_id, token in enumerate(metadata.tokens)}
     merges = [_split_merge(merge) for merge in metadata.merges]
     unk_token = metadata.tokens[metadata.unk_token_id]
@@ -52,7 +50,6 @@ def tokenizer_config(metadata: GgufMetadata) -> dict[str, Any]:
         "eos_token": metadata.tokens[metadata.eos_token_id],
         "pad_token": metadata.tokens[metadata.pad_token_id],
         "unk_token": metadata.tokens[metadata.unk_token_id],
-        "additional_special_tokens": [_TURN_START, _TURN_END],
         "chat_template": metadata.chat_template,
     }
 

