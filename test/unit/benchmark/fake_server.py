@@ -1,0 +1,108 @@
+"""A small HTTP server with the answers that the benchmark scripts read; it generates nothing.
+
+Runs as a program (``--port`` is all that counts of its arguments), so that `servers.py` can start it.
+Every stream emits three tokens an event while at most ``THRESHOLD`` streams run, one otherwise.
+"""
+
+import argparse
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+from fastapi.responses import PlainTextResponse, StreamingResponse
+
+THRESHOLD = 4
+STEP_SECONDS = 0.005
+DRAFTS = 3
+
+
+class FakeState:
+    """What the fake server counts."""
+
+    def __init__(self) -> None:
+        self.running = 0
+        self.steps = {"plain": 0, "spec": 0}
+        self.draft_len = 0
+        self.switches = 0
+
+    def step(self) -> int:
+        """Count one step of one stream; return the tokens it gives."""
+        draft_len = DRAFTS if self.running <= THRESHOLD else 0
+        self.switches += draft_len != self.draft_len
+        self.draft_len = draft_len
+        self.steps["spec" if draft_len else "plain"] += 1
+        return draft_len or 1
+
+
+def build_app() -> FastAPI:
+    """Return the server."""
+    app = FastAPI()
+    state = FakeState()
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        return {}
+
+    @app.post("/flush_cache")
+    async def flush_cache() -> str:
+        return "Cache flushed."
+
+    @app.get("/server_info")
+    async def server_info() -> dict[str, Any]:
+        internal = {
+            "speculative_disable_bs_threshold": THRESHOLD,
+            "spec_draft_len": state.draft_len,
+            "decode_steps": dict(state.steps),
+            "spec_switches": state.switches,
+            "avg_spec_accept_length": float(DRAFTS),
+        }
+        return {"internal_states": [internal], "speculative_num_steps": DRAFTS}
+
+    @app.get("/metrics")
+    async def metrics() -> PlainTextResponse:
+        gauge = "sglang:num_running_reqs"
+        return PlainTextResponse(f'# TYPE {gauge} gauge\n{gauge}{{tp_rank="0"}} {float(state.running)}\n')
+
+    @app.post("/generate")
+    async def generate(body: dict[str, Any]) -> StreamingResponse:
+        wanted = int(body["sampling_params"]["max_new_tokens"])
+        return StreamingResponse(_events(state, wanted), media_type="text/event-stream")
+
+    return app
+
+
+async def _events(state: FakeState, wanted: int) -> AsyncIterator[str]:
+    count = 1
+    spec_steps = 0
+    state.running += 1
+    try:
+        while True:
+            finish = {"type": "length", "length": wanted} if count >= wanted else None
+            meta: dict[str, Any] = {"completion_tokens": count, "finish_reason": finish}
+            if finish and spec_steps:
+                meta |= {"spec_verify_ct": spec_steps, "spec_accept_length": float(DRAFTS)}
+            yield f"data: {json.dumps({'text': '', 'output_ids': list(range(count)), 'meta_info': meta})}\n\n"
+            if finish:
+                break
+            await asyncio.sleep(STEP_SECONDS)
+            gained = state.step()
+            spec_steps += gained > 1
+            count = min(wanted, count + gained)
+        yield "data: [DONE]\n\n"
+    finally:
+        state.running -= 1
+
+
+def main() -> None:
+    """Serve until killed."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, required=True)
+    port = parser.parse_known_args()[0].port
+    uvicorn.run(build_app(), host="127.0.0.1", port=port, log_level="warning")
+
+
+if __name__ == "__main__":
+    main()
