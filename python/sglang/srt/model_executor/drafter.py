@@ -17,6 +17,7 @@ class DraftContext:
     seq_len_bound: int  # host upper bound of L
     next_token: torch.Tensor  # [R] int64: x_L
     feature: torch.Tensor  # [R, H_draft]: g_{L-1}
+    sampled: bool  # host: some row has temperature > 0; False: every guess is a plain argmax
 
 
 @dataclass(frozen=True, slots=True)

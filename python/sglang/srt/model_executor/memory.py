@@ -1,0 +1,84 @@
+"""How many KV pages fit."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from sglang.srt.model_executor.config import max_positions
+from sglang.srt.model_executor.step_plan import SpecShape
+
+
+class OutOfMemoryError(RuntimeError):
+    """The memory given holds no request; one line for the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageBudget:
+    page_size: int
+    bytes_per_place: int  # K and V of one token: all layers of the target, and the drafter's
+    num_slots: int
+    context_len: int
+    spec: SpecShape | None
+    max_total_tokens: int | None  # the user's; None: as many as fit
+    mem_fraction: float  # of the memory available
+    available_bytes: int
+
+    def num_pages(self) -> int:
+        """Usable pages, the pad page not counted.
+
+        Never more than all slots can use at their longest.
+
+        Raises:
+            OutOfMemoryError: a request of two tokens would not fit.
+        """
+        longest = max_positions(self.context_len, self.spec)
+        most = self.num_slots * -(-longest // self.page_size)
+        fit = int(self.available_bytes * self.mem_fraction) // (self.bytes_per_place * self.page_size) - 1
+        if self.max_total_tokens is not None:
+            pages = min(most, self.max_total_tokens // self.page_size)
+            self._need(pages <= fit, f"--max-total-tokens {self.max_total_tokens} does not fit", fit)
+        else:
+            pages = min(most, fit)
+        smallest = -(-(2 + longest - self.context_len) // self.page_size)
+        self._need(pages >= smallest, f"no request fits: it needs {smallest * self.page_size} tokens", pages)
+        return pages
+
+    def _need(self, ok: bool, problem: str, pages: int) -> None:
+        if ok:
+            return
+        tokens, mib = max(pages, 0) * self.page_size, self.available_bytes >> 20
+        raise OutOfMemoryError(
+            f"{problem}; there is room for {tokens} tokens of KV cache ({self.bytes_per_place} bytes a token,"
+            f" {self.mem_fraction:g} of {mib} MiB available). Change --mem-fraction-static or"
+            " --max-total-tokens, or use a smaller model"
+        )
+
+
+def available_bytes(device: torch.device) -> int:
+    """Memory that can still be allocated on the device, after the weights."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return min(_host_available(), _cgroup_available())
+
+
+def _host_available() -> int:
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
+        if "MemAvailable" in fields:
+            return int(fields["MemAvailable"].split()[0]) * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+def _cgroup_available() -> int:
+    """What a container's limit leaves (cgroup v2); a very large number without one."""
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    unlimited = 2**62
+    if not (limit.exists() and used.exists()):
+        return unlimited
+    text = limit.read_text().strip()
+    return unlimited if text == "max" else max(0, int(text) - int(used.read_text()))

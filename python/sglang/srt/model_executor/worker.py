@@ -1,0 +1,45 @@
+"""The single owner and writer of the device state of one device."""
+
+from __future__ import annotations
+
+import torch
+
+from sglang.srt.model_executor.config import WorkerConfig
+from sglang.srt.model_executor.slot_state import SlotState
+from sglang.srt.model_executor.step import StepOutput, StepRunner
+from sglang.srt.model_executor.step_plan import StepKind, StepPlan
+from sglang.srt.sampling.sampler import Sampler
+
+
+class Worker:
+    """Applies a plan: admissions, page writes, then the step."""
+
+    def __init__(self, config: WorkerConfig, state: SlotState, sampler: Sampler, runner: StepRunner) -> None:
+        self.config = config
+        self.state = state
+        self.sampler = sampler
+        self._runner = runner
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> StepOutput | None:
+        """Run one plan; None for a plan without rows. Nothing is read back from the device."""
+        self._check(plan)
+        self.state.admit(plan.admissions)
+        self.sampler.admit(plan.admissions)
+        self.state.write_pages(plan.page_writes)
+        if plan.kind is StepKind.IDLE or plan.num_rows == 0:
+            return None
+        return self._runner.run(plan)
+
+    def _check(self, plan: StepPlan) -> None:
+        """Broken plans are faults of the planner: die loudly rather than index something else."""
+        spec = self.config.spec
+        if plan.draft_len:
+            assert spec is not None, f"step {plan.step_id}: drafts asked for, but there is no drafter"
+            assert plan.draft_len <= spec.num_steps, f"step {plan.step_id}: draft_len {plan.draft_len}"
+            assert len(plan.decode_slots) <= self.config.max_spec_rows, (
+                f"step {plan.step_id}: {len(plan.decode_slots)} rows speculate,"
+                f" at most {self.config.max_spec_rows} may"
+            )
+        used = plan.decode_slots + tuple(chunk.slot for chunk in plan.prefill)
+        assert all(0 <= slot <= self.config.num_slots for slot in used), f"step {plan.step_id}: slots {used}"

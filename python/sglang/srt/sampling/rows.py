@@ -1,0 +1,91 @@
+"""The rows whose tokens are to be chosen, and what was chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from sglang.srt.utils.upload import upload
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceRows:
+    """R rows of N nodes each. Node 0 is the row's last known token, node j > 0 a draft.
+
+    The choice at a node is the token that follows it, so its history is the row's known ids and
+    the drafts on the path from the root to the node (the node included).
+    """
+
+    slots_cpu: tuple[int, ...]  # length R
+    slots: torch.Tensor  # [R] int64
+    root_index: torch.Tensor  # [R] int64: index in the sequence of the root's token
+    tokens: torch.Tensor  # [R, N] int64
+    depths: torch.Tensor  # [R, N] int64
+    mask: torch.Tensor | None = None  # [R, N, N] bool ancestor-or-self; None: a chain
+
+    @property
+    def num_nodes(self) -> int:
+        return self.tokens.shape[1]
+
+    def index(self) -> torch.Tensor:
+        """[R, N] int64: index in the sequence of the token chosen at each node."""
+        return self.root_index[:, None] + self.depths + 1
+
+    def ancestors(self) -> torch.Tensor:
+        """[R, N, N] bool: the drafts emitted before the choice at a node (the root is not one)."""
+        nodes = self.num_nodes
+        if self.mask is None:
+            chain = torch.ones(nodes, nodes, dtype=torch.bool, device=self.tokens.device).tril_()
+            mask = chain.expand(len(self.slots_cpu), nodes, nodes).clone()
+        else:
+            mask = self.mask.clone()
+        mask[:, :, 0] = False
+        return mask
+
+    def pick(self, wanted: Callable[[int], bool]) -> RowPick | None:
+        """The rows whose slot is wanted (asked on the host), or None if there are none."""
+        rows_cpu = [row for row, slot in enumerate(self.slots_cpu) if wanted(slot)]
+        if not rows_cpu:
+            return None
+        if len(rows_cpu) == len(self.slots_cpu):
+            return RowPick(None, self)
+        return RowPick(upload(rows_cpu, torch.int64, self.slots.device), self.take(rows_cpu))
+
+    def take(self, rows_cpu: Sequence[int]) -> ChoiceRows:
+        """Some of the rows, in the order given."""
+        rows = upload(rows_cpu, torch.int64, self.slots.device)
+        return ChoiceRows(
+            slots_cpu=tuple(self.slots_cpu[row] for row in rows_cpu),
+            slots=self.slots[rows],
+            root_index=self.root_index[rows],
+            tokens=self.tokens[rows],
+            depths=self.depths[rows],
+            mask=None if self.mask is None else self.mask[rows],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RowPick:
+    """Some rows of a batch. Work is done on a copy of them, or in place if they are all."""
+
+    index: torch.Tensor | None  # [R'] int64 rows of the batch; None: all
+    rows: ChoiceRows  # the picked rows
+
+    def of(self, values: torch.Tensor) -> torch.Tensor:
+        """[R, …] -> [R', …]; the tensor itself if every row is picked."""
+        return values if self.index is None else values[self.index]
+
+    def put(self, values: torch.Tensor, part: torch.Tensor) -> None:
+        """Write the picked rows back."""
+        if self.index is not None:
+            values[self.index] = part
+        elif part is not values:
+            values.copy_(part)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    tokens: torch.Tensor  # [R, N] int64
+    faulty: torch.Tensor  # [R, N] bool: the logits were not finite; the token is 0
