@@ -16,7 +16,7 @@ CHECKED := $(wildcard python/sglang benchmark sgl-kernel/python)
 .PHONY: help setup model serve demo test test-long bench-toggle format clean distclean
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*##/\1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
+	@awk -F ':.*## +' '/^[a-z-]+:.*## / {printf "%-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 setup: $(DEV) model  ## everything: environment, packages, model
 

@@ -66,6 +66,7 @@ def convert_gguf(source: Path, folder: Path) -> None:
         EmbeddedModelError: the file is no GGUF file, or not of the expected architecture.
         OSError: ``folder`` can't be written.
     """
+    # Imported here because the usual start finds the folder converted and needs none of these.
     import gguf
     from safetensors.torch import save_file
 
