@@ -1,0 +1,172 @@
+"""Commit: the result of a step becomes host truth."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sglang.srt.managers.finish import INTERNAL_ERROR, Finisher, abort_reason
+from sglang.srt.managers.metrics import DecodeReport, Load, PrefillReport
+from sglang.srt.managers.outputs import OutputQueue
+from sglang.srt.managers.page_budget import PageBudget
+from sglang.srt.managers.planner import PlannedStep
+from sglang.srt.managers.release import Releaser
+from sglang.srt.managers.request import Request
+from sglang.srt.managers.request_table import RequestTable
+from sglang.srt.managers.stats import StatsRecorder
+from sglang.srt.managers.stop_checker import StopChecker
+from sglang.srt.model_executor.step_plan import PrefillChunk, SpecShape, StepPlan, StepResult
+
+
+@dataclass(slots=True)
+class DecodeTally:
+    """Sums over the decode rows of one step whose requests were still alive."""
+
+    draft_len: int
+    num_rows: int = 0
+    num_tokens: int = 0
+    num_correct: int = 0
+    num_proposed: int = 0
+    proposed_by_depth: list[int] = field(default_factory=list)
+    correct_by_depth: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.proposed_by_depth = [0] * self.draft_len
+        self.correct_by_depth = [0] * self.draft_len
+
+    def add(self, num_kept: int, num_correct: int, num_proposed: int, max_accepted: int) -> None:
+        self.num_rows += 1
+        self.num_tokens += num_kept
+        self.num_correct += num_correct
+        self.num_proposed += num_proposed
+        for depth in range(max_accepted):
+            self.proposed_by_depth[depth] += 1
+            self.correct_by_depth[depth] += depth < num_correct
+
+    def report(self) -> DecodeReport:
+        return DecodeReport(
+            draft_len=self.draft_len,
+            num_rows=self.num_rows,
+            num_tokens=self.num_tokens,
+            num_correct_drafts=self.num_correct,
+            num_proposed_drafts=self.num_proposed,
+            proposed_by_depth=tuple(self.proposed_by_depth),
+            correct_by_depth=tuple(self.correct_by_depth),
+        )
+
+
+class Committer:
+    def __init__(
+        self,
+        table: RequestTable,
+        budget: PageBudget,
+        releaser: Releaser,
+        finisher: Finisher,
+        outputs: OutputQueue,
+        stops: StopChecker,
+        stats: StatsRecorder,
+        spec: SpecShape | None,
+    ) -> None:
+        self._table = table
+        self._budget = budget
+        self._releaser = releaser
+        self._finisher = finisher
+        self._outputs = outputs
+        self._stops = stops
+        self._stats = stats
+        self._spec = spec
+
+    def commit(self, step: PlannedStep, result: StepResult, now: float) -> None:
+        plan = step.plan
+        assert result.step_id == plan.step_id and len(result.tokens) == plan.num_rows == len(result.faults)
+        self._stats.step_committed(now, result.device_time_s)
+        tally = DecodeTally(plan.draft_len)
+        for row, request in enumerate(step.decode_requests):
+            if self._take_row(request, plan.step_id, result.faults[row]):
+                self._commit_decode(request, result.tokens[row], plan.draft_len, tally, now)
+        num_prefilled = 0
+        for row, chunk in enumerate(plan.prefill, start=len(plan.decode_slots)):
+            request = step.prefill_requests[row - len(plan.decode_slots)]
+            if self._take_row(request, plan.step_id, result.faults[row]):
+                self._commit_chunk(request, chunk, result.tokens[row], now)
+                num_prefilled += len(chunk.token_ids)
+        self._report(step, tally, num_prefilled)
+
+    def _take_row(self, request: Request, step_id: int, fault: bool) -> bool:
+        """Whether the row's tokens mean anything to the request."""
+        row = request.in_flight.popleft()
+        assert row.step_id == step_id, "steps are committed in order"
+        if request.finish is not None:  # ended while this step was on its way
+            if not request.in_flight:
+                self._releaser.give_back(request)
+            return False
+        if fault:
+            message = "the model's output was not finite (NaN or infinity) for this request"
+            self._finisher.finish(request, abort_reason(message, INTERNAL_ERROR), keep_prefix=False)
+            return False
+        return True
+
+    def _commit_decode(
+        self, request: Request, tokens: tuple[int, ...], draft_len: int, tally: DecodeTally, now: float
+    ) -> None:
+        max_accepted = request.max_accepted(draft_len)
+        assert 1 <= len(tokens) <= max_accepted + 1, f"{len(tokens)} tokens, {max_accepted} drafts"
+        request.kv_committed_len += len(tokens)
+        hit = self._stops.check(request, tokens)
+        num_kept = hit.num_kept if hit else len(tokens)
+        num_proposed = 0
+        if draft_len and self._spec is not None:
+            cap = request.draft_cap
+            num_nodes = self._spec.num_nodes(draft_len)
+            num_proposed = num_nodes - 1 if cap is None else min(cap, num_nodes - 1)
+            request.counters.count_speculative(num_kept, len(tokens) - 1, num_proposed)
+        else:
+            request.counters.decode_steps_plain += 1
+        tally.add(num_kept, len(tokens) - 1, num_proposed, max_accepted)
+        self._append(request, tokens[:num_kept], now)
+        if hit is not None:
+            self._finisher.finish(request, hit.finish, hit.stop_trim)
+        else:
+            self._outputs.offer(request)
+
+    def _commit_chunk(
+        self, request: Request, chunk: PrefillChunk, tokens: tuple[int, ...], now: float
+    ) -> None:
+        assert request.kv_committed_len == chunk.start
+        request.kv_committed_len += len(chunk.token_ids)
+        if not chunk.is_last:
+            assert not tokens, "only the last chunk chooses a token"
+            return
+        assert len(tokens) == 1
+        hit = self._stops.check(request, tokens)
+        self._append(request, tokens, now)
+        if hit is not None:
+            self._finisher.finish(request, hit.finish, hit.stop_trim)
+            return
+        self._releaser.share_prefix(request)
+        self._outputs.offer(request)
+
+    def _append(self, request: Request, tokens: tuple[int, ...], now: float) -> None:
+        if request.counters.first_token_ts is None:
+            request.counters.first_token_ts = now
+        request.ids.extend(tokens)
+
+    def _report(self, step: PlannedStep, tally: DecodeTally, num_prefilled: int) -> None:
+        load = self.load()
+        if tally.num_rows:  # a step whose rows had all finished before it ran is not counted
+            self._stats.decode_step(tally.report(), step.decision, step.threshold_changed, load)
+        if num_prefilled:
+            self._stats.prefill_step(_prefill_report(step.plan, num_prefilled), load)
+
+    def load(self) -> Load:
+        return Load(
+            num_running=self._table.num_running,
+            num_queued=len(self._table.waiting),
+            num_used_tokens=self._budget.num_used_tokens,
+            num_evictable_tokens=self._budget.num_evictable_tokens,
+            token_capacity=self._budget.token_capacity,
+        )
+
+
+def _prefill_report(plan: StepPlan, num_prefilled: int) -> PrefillReport:
+    cached = sum(admission.cached_len for admission in plan.admissions)
+    return PrefillReport(len(plan.admissions), num_prefilled, cached)

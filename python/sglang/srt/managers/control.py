@@ -1,0 +1,104 @@
+"""Answers to control messages: flush the cache, read and change the state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sglang.srt.managers.io_struct import (
+    ControlReply,
+    FlushCacheRequest,
+    GetStateRequest,
+    SetStateRequest,
+)
+from sglang.srt.managers.page_budget import PageBudget
+from sglang.srt.managers.request_table import RequestTable
+from sglang.srt.managers.scheduler_config import SchedulerConfig
+from sglang.srt.managers.stats import StatsRecorder
+from sglang.srt.managers.toggle_settings import ToggleSettings
+from sglang.srt.mem_cache.prefix_cache import PrefixCache
+from sglang.srt.model_executor.step_plan import ExecutorInfo
+from sglang.srt.speculative.toggle import ThresholdError
+
+THRESHOLD = "speculative_disable_bs_threshold"
+SETTABLE = (THRESHOLD,)
+GIB = 1 << 30
+
+
+class Controls:
+    def __init__(
+        self,
+        table: RequestTable,
+        budget: PageBudget,
+        cache: PrefixCache,
+        settings: ToggleSettings,
+        stats: StatsRecorder,
+        config: SchedulerConfig,
+        info: ExecutorInfo,
+        reply: Callable[[ControlReply], None],
+    ) -> None:
+        self._table = table
+        self._budget = budget
+        self._cache = cache
+        self._settings = settings
+        self._stats = stats
+        self._config = config
+        self._info = info
+        self._reply = reply
+
+    def flush_cache(self, message: FlushCacheRequest) -> None:
+        """No step is in flight if the table is empty."""
+        if not self._table.is_empty:
+            error = (
+                "Flush cache failed: there are pending requests "
+                f"(#queue-req: {len(self._table.waiting)}, #running-req: {self._table.num_running})"
+            )
+            self._reply(ControlReply(request_id=message.request_id, ok=False, error=error))
+            return
+        self._budget.free(self._cache.reset())
+        self._stats.reset_acceptance()
+        self._reply(ControlReply(request_id=message.request_id, ok=True))
+
+    def get_state(self, message: GetStateRequest) -> None:
+        self._reply(ControlReply(request_id=message.request_id, ok=True, body=self.internal_state()))
+
+    def set_state(self, message: SetStateRequest) -> None:
+        """All of the change or nothing."""
+        error = self._change(message.server_args)
+        if error:
+            self._reply(ControlReply(request_id=message.request_id, ok=False, error=error))
+            return
+        body = {THRESHOLD: self._settings.threshold}
+        self._reply(ControlReply(request_id=message.request_id, ok=True, body=body))
+
+    def _change(self, wanted: dict[str, Any]) -> str:
+        """An error for the user, or nothing."""
+        accepted = ", ".join(SETTABLE)
+        unknown = sorted(set(wanted) - set(SETTABLE))
+        if unknown:
+            return f"cannot be changed on a running server: {', '.join(unknown)}; accepted: {accepted}"
+        if not wanted:
+            return f"nothing to change was given; accepted: {accepted}"
+        try:
+            self._settings.set_threshold(wanted[THRESHOLD])
+        except ThresholdError as error:
+            return str(error)
+        return ""
+
+    def internal_state(self) -> dict[str, Any]:
+        """``internal_states[0]`` of /server_info, the resolved arguments left out."""
+        state: dict[str, Any] = {
+            "effective_max_running_requests_per_dp": min(
+                self._config.max_running_requests, self._info.num_slots
+            ),
+            "memory_usage": {
+                "weight": round(self._info.weight_bytes / GIB, 3),
+                "kvcache": round(self._info.kv_bytes / GIB, 3),
+                "token_capacity": self._budget.token_capacity,
+            },
+            "num_running_reqs": self._table.num_running,
+            "num_queue_reqs": len(self._table.waiting),
+        }
+        if self._settings.has_drafter:
+            state[THRESHOLD] = self._settings.threshold
+        return state | self._stats.figures()

@@ -1,0 +1,128 @@
+"""Decode side of a plan: which rows, which mode, and the pages for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from sglang.srt.managers.page_budget import PageBudget
+from sglang.srt.managers.request import Request
+from sglang.srt.managers.request_table import RequestTable
+from sglang.srt.managers.retraction import Retractor
+from sglang.srt.managers.toggle_settings import ToggleSettings
+from sglang.srt.model_executor.step_plan import PageWrite, SpecShape
+from sglang.srt.speculative.toggle import Decision, Policy, ToggleInput
+
+
+class Blocked(StrEnum):
+    """Why there is no plan."""
+
+    NOTHING_TO_RUN = "nothing_to_run"
+    COMMIT_FIRST = "commit_first"  # pages are short by the bounds; exact lengths or freed pages may do
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeWork:
+    requests: tuple[Request, ...]
+    len_bounds: tuple[int, ...]
+    page_writes: tuple[PageWrite, ...]
+    draft_len: int
+    decision: Decision | None  # None: rows of a mixed step, which is always plain
+
+
+@dataclass(frozen=True, slots=True)
+class PageNeeds:
+    """Pages to add for a step over all its rows."""
+
+    plain: int
+    soon: int  # for a speculative step, as far as the requests will get there anyway
+    spec: int  # for a speculative step
+
+
+class DecodePlanner:
+    def __init__(
+        self,
+        table: RequestTable,
+        budget: PageBudget,
+        retractor: Retractor,
+        policy: Policy,
+        settings: ToggleSettings,
+        spec: SpecShape | None,
+    ) -> None:
+        self._table = table
+        self._budget = budget
+        self._retractor = retractor
+        self._policy = policy
+        self._settings = settings
+        self._spec = spec
+
+    def plan(self, step_in_flight: bool) -> DecodeWork | Blocked:
+        while rows := self._rows():
+            needs = self._needs(rows)
+            if needs.plain <= self._budget.num_available:
+                return self._fill(rows, self._decide(rows, needs), needs)
+            if step_in_flight:
+                return Blocked.COMMIT_FIRST
+            self._retractor.retract_one()
+        return Blocked.NOTHING_TO_RUN
+
+    def plan_mixed(self) -> DecodeWork | None:
+        """Rows to run beside prefill chunks; none if they do not fit (then prefill runs alone)."""
+        rows = self._rows()
+        needs = self._needs(rows)
+        if not rows or needs.plain > self._budget.num_available:
+            return None
+        return self._fill(rows, None, needs)
+
+    def _rows(self) -> list[Request]:
+        return [request for request in self._table.decoding.values() if not request.surely_finishes]
+
+    def _needs(self, rows: list[Request]) -> PageNeeds:
+        plain = soon = spec = 0
+        ahead = self._spec.num_draft_tokens if self._spec else 1
+        for request in rows:
+            bound = request.kv_len_bound
+            plain += self._budget.missing(request, bound + 1)
+            spec += self._budget.missing(request, bound + ahead)
+            soon += self._budget.missing(request, max(bound + 1, min(bound + ahead, request.final_kv_len)))
+        return PageNeeds(plain=plain, soon=soon, spec=spec)
+
+    def _decide(self, rows: list[Request], needs: PageNeeds) -> Decision:
+        state = ToggleInput(
+            num_decoding=len(rows),
+            threshold=self._settings.threshold,
+            max_spec_rows=self._settings.max_spec_rows,
+            num_steps=self._spec.num_steps if self._spec else 0,
+            num_capped_rows=sum(request.draft_cap == 0 for request in rows),
+            spec_fits=self._spec_fits(needs),
+        )
+        decision = self._policy(state)
+        assert decision.draft_len == 0 or (
+            state.spec_fits
+            and state.num_decoding <= state.max_spec_rows
+            and decision.draft_len <= state.num_steps
+        ), f"the policy chose {decision} for {state}"
+        return decision
+
+    def _spec_fits(self, needs: PageNeeds) -> bool:
+        # A page that plain decoding fills too, a few steps later, may be had by eviction. One that only
+        # drafts ever touch must be free already: no prefix is evicted for drafts.
+        only_drafts = needs.spec - needs.soon
+        left_free = max(0, self._budget.num_free - needs.soon)
+        return needs.soon <= self._budget.num_available and only_drafts <= left_free
+
+    def _fill(self, rows: list[Request], decision: Decision | None, needs: PageNeeds) -> DecodeWork:
+        draft_len = decision.draft_len if decision else 0
+        ahead = self._spec.num_draft_tokens if self._spec and draft_len else 1
+        bounds = tuple(request.kv_len_bound for request in rows)
+        self._budget.make_room(needs.soon if draft_len else needs.plain)
+        added = [
+            self._budget.extend(request, bound + ahead) for request, bound in zip(rows, bounds, strict=True)
+        ]
+        return DecodeWork(
+            requests=tuple(rows),
+            len_bounds=bounds,
+            page_writes=tuple(write for write in added if write is not None),
+            draft_len=draft_len,
+            decision=decision,
+        )

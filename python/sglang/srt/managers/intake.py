@@ -1,0 +1,66 @@
+"""From a message to a Request, or to the reason why it can't be one."""
+
+from __future__ import annotations
+
+from sglang.srt.managers.finish import BAD_REQUEST, abort_reason
+from sglang.srt.managers.io_struct import FinishReason, GenerateRequest
+from sglang.srt.managers.request import Request
+from sglang.srt.managers.stop_checker import StopChecker
+from sglang.srt.model_executor.step_plan import ExecutorInfo, SlotSampling
+from sglang.srt.sampling.sampling_params import SamplingParams
+
+
+class Intake:
+    def __init__(self, info: ExecutorInfo, stops: StopChecker) -> None:
+        self._info = info
+        self._stops = stops
+        self._num_arrived = 0
+
+    def make(self, message: GenerateRequest) -> Request:
+        room = max(1, self._info.context_len - len(message.input_ids))
+        wanted = message.sampling.max_new_tokens
+        max_new_tokens = room if wanted is None else min(wanted, room)
+        self._num_arrived += 1
+        return Request(message, self._num_arrived, max_new_tokens, self._slot_sampling(message.sampling))
+
+    def objection(self, message: GenerateRequest) -> FinishReason | None:
+        """Figures, so that the user knows what would be accepted."""
+        ids, info = message.input_ids, self._info
+        capacity = info.num_pages * info.page_size
+        if not ids:
+            return abort_reason("the prompt has no tokens", BAD_REQUEST)
+        if len(ids) >= info.context_len:
+            return abort_reason(
+                f"the prompt of {len(ids)} tokens is too long: the context has room for {info.context_len} "
+                "tokens, of which at least one is for the answer",
+                BAD_REQUEST,
+            )
+        if len(ids) + 1 > capacity:
+            return abort_reason(
+                f"the prompt of {len(ids)} tokens is too long: the KV cache has room for {capacity} tokens, "
+                "of which at least one is for the answer",
+                BAD_REQUEST,
+            )
+        if min(ids) < 0 or max(ids) >= info.vocab_size:
+            return abort_reason(
+                f"the prompt has token ids outside 0 … {info.vocab_size - 1} (from {min(ids)} to {max(ids)})",
+                BAD_REQUEST,
+            )
+        return None
+
+    def _slot_sampling(self, params: SamplingParams) -> SlotSampling:
+        suppressed = self._stops.stop_ids(params) if params.min_new_tokens > 0 else ()
+        return SlotSampling(
+            temperature=0.0 if params.greedy else params.temperature,
+            top_k=params.top_k,
+            top_p=params.top_p,
+            min_p=params.min_p,
+            frequency_penalty=params.frequency_penalty,
+            presence_penalty=params.presence_penalty,
+            repetition_penalty=params.repetition_penalty,
+            min_new_tokens=params.min_new_tokens,
+            suppressed_ids=suppressed,
+            logit_bias=params.logit_bias,
+            seed=params.sampling_seed or 0,
+            draft_cap=params.speculative_draft_len,
+        )

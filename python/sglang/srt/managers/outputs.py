@@ -1,0 +1,52 @@
+"""Collects the new ids of requests and emits them, one message a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sglang.srt.managers.io_struct import TokenBatch, TokenOutput
+from sglang.srt.managers.request import Request
+
+
+class OutputQueue:
+    def __init__(self, emit: Callable[[TokenBatch], None], stream_interval: int) -> None:
+        self._emit = emit
+        self._stream_interval = stream_interval
+        self._outputs: list[TokenOutput] = []
+
+    def offer(self, request: Request) -> None:
+        """The request has new ids or has finished; queue them if it is time to."""
+        if not self._is_due(request):
+            return
+        params = request.params
+        self._outputs.append(
+            TokenOutput(
+                rid=request.rid,
+                new_ids=request.ids[request.prompt_len + request.num_emitted :],
+                stats=request.stats(),
+                finish=request.finish,
+                stop_trim=request.stop_trim,
+                skip_special_tokens=params.skip_special_tokens,
+                spaces_between_special_tokens=params.spaces_between_special_tokens,
+            )
+        )
+        request.num_emitted = request.num_outputs
+
+    def _is_due(self, request: Request) -> bool:
+        if request.finish is not None:
+            return True
+        num_new = request.num_outputs - request.num_emitted
+        if not request.stream or num_new == 0:
+            return False
+        # The first token never waits for an interval.
+        interval = request.params.stream_interval or self._stream_interval
+        return request.num_emitted == 0 or num_new >= interval
+
+    def flush(self) -> bool:
+        """Whether there was anything to emit."""
+        if not self._outputs:
+            return False
+        batch = TokenBatch(outputs=self._outputs)
+        self._outputs = []
+        self._emit(batch)
+        return True

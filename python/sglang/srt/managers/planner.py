@@ -1,0 +1,98 @@
+"""One StepPlan from the state. Prefill goes before decode, as upstream."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sglang.srt.managers.admission import PrefillPlanner, PrefillWork
+from sglang.srt.managers.decode_planner import Blocked, DecodePlanner, DecodeWork
+from sglang.srt.managers.request import Request, RowInFlight
+from sglang.srt.managers.request_table import RequestTable
+from sglang.srt.managers.scheduler_config import SchedulerConfig
+from sglang.srt.managers.toggle_settings import ToggleSettings
+from sglang.srt.model_executor.step_plan import StepKind, StepPlan
+from sglang.srt.speculative.toggle import Decision
+
+NO_DECODE = DecodeWork(requests=(), len_bounds=(), page_writes=(), draft_len=0, decision=None)
+# With mixed chunks, decode rows take from the token budget, but never more than this part of it.
+MIXED_DECODE_SHARE = 0.75
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStep:
+    """A plan and whose rows it has (the executor knows slots only)."""
+
+    plan: StepPlan
+    decode_requests: tuple[Request, ...]
+    prefill_requests: tuple[Request, ...]
+    decision: Decision | None
+    threshold_changed: bool  # since the last decode step
+
+
+class Planner:
+    def __init__(
+        self,
+        table: RequestTable,
+        prefill: PrefillPlanner,
+        decode: DecodePlanner,
+        config: SchedulerConfig,
+        settings: ToggleSettings,
+    ) -> None:
+        self._table = table
+        self._prefill = prefill
+        self._decode = decode
+        self._config = config
+        self._settings = settings
+        self._next_step_id = 0
+
+    def plan(self, step_in_flight: bool) -> PlannedStep | Blocked:
+        prefill = self._prefill.plan(self._prefill_tokens())
+        if not prefill.chunks:
+            decode = self._decode.plan(step_in_flight)
+            return decode if isinstance(decode, Blocked) else self._compose(prefill, decode)
+        mixed = self._decode.plan_mixed() if self._config.enable_mixed_chunk else None
+        return self._compose(prefill, mixed or NO_DECODE)
+
+    def _prefill_tokens(self) -> int:
+        tokens = self._config.prefill_token_budget
+        if not self._config.enable_mixed_chunk:
+            return tokens
+        taken = min(len(self._table.decoding), int(tokens * MIXED_DECODE_SHARE))
+        return max(1, tokens - taken)
+
+    def _compose(self, prefill: PrefillWork, decode: DecodeWork) -> PlannedStep:
+        plan = StepPlan(
+            step_id=self._next_step_id,
+            kind=_kind(prefill, decode),
+            decode_slots=tuple(request.slot for request in decode.requests),
+            decode_len_bounds=decode.len_bounds,
+            draft_len=decode.draft_len,
+            prefill=tuple(prefill.chunks),
+            admissions=tuple(prefill.admissions),
+            page_writes=(*prefill.page_writes, *decode.page_writes),
+        )
+        self._next_step_id += 1
+        self._note_rows(plan, decode, prefill)
+        return PlannedStep(
+            plan=plan,
+            decode_requests=decode.requests,
+            prefill_requests=tuple(prefill.requests),
+            decision=decode.decision,
+            threshold_changed=decode.decision is not None and self._settings.take_changed(),
+        )
+
+    def _note_rows(self, plan: StepPlan, decode: DecodeWork, prefill: PrefillWork) -> None:
+        for request in decode.requests:
+            growth = request.max_accepted(plan.draft_len) + 1
+            request.in_flight.append(RowInFlight(plan.step_id, growth, chooses=True))
+        for request, chunk in zip(prefill.requests, prefill.chunks, strict=True):
+            row = RowInFlight(plan.step_id, len(chunk.token_ids), chooses=chunk.is_last)
+            request.in_flight.append(row)
+            if chunk.is_last:
+                self._table.begin_decoding(request)
+
+
+def _kind(prefill: PrefillWork, decode: DecodeWork) -> StepKind:
+    if not prefill.chunks:
+        return StepKind.DECODE
+    return StepKind.MIXED if decode.requests else StepKind.PREFILL

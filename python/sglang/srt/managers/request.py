@@ -1,0 +1,144 @@
+"""Host truth of one request.
+
+Three lengths, which never stand for each other: ``kv_committed_len`` (positions the device is known
+to have filled), ``kv_len_bound`` (what the steps in flight may make of it) and
+``kv_allocated_len`` (what its pages could hold). Ids are known one step late under overlap.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+
+from sglang.srt.managers.io_struct import FinishReason, GenerateRequest, RequestStats
+from sglang.srt.mem_cache.prefix_cache import CacheHandle
+from sglang.srt.model_executor.step_plan import SlotSampling
+
+
+class RequestState(StrEnum):
+    WAITING = "waiting"  # no slot, no pages
+    PREFILL = "prefill"  # admitted; some known ids are not in a planned chunk yet
+    DECODE = "decode"  # its last chunk has been planned
+    FINISHED = "finished"  # answered; slot and pages may still wait for a step in flight
+
+
+@dataclass(frozen=True, slots=True)
+class RowInFlight:
+    """A launched step that has a row of this request."""
+
+    step_id: int
+    max_growth: int  # committed length grows by at most this
+    chooses: bool  # at least one token comes out of it
+
+
+@dataclass(slots=True)
+class RequestCounters:
+    cached_tokens: int = 0  # prefix hit of the first admission
+    num_retractions: int = 0
+    decode_steps_plain: int = 0
+    decode_steps_spec: int = 0
+    spec_tokens: int = 0
+    spec_num_correct_drafts: int = 0
+    spec_num_proposed_drafts: int = 0
+    spec_correct_drafts_histogram: list[int] = field(default_factory=list)
+    first_token_ts: float | None = None
+
+    def count_speculative(self, num_kept: int, num_correct: int, num_proposed: int) -> None:
+        self.decode_steps_spec += 1
+        self.spec_tokens += num_kept
+        self.spec_num_correct_drafts += num_correct
+        self.spec_num_proposed_drafts += num_proposed
+        histogram = self.spec_correct_drafts_histogram
+        histogram.extend([0] * (num_correct + 1 - len(histogram)))
+        histogram[num_correct] += 1
+
+
+class Request:
+    """Fields are grouped by the module that writes them."""
+
+    __slots__ = (
+        "rid", "params", "stream", "arrival", "prompt_len", "max_new_tokens", "sampling",
+        "state", "slot", "prefill_len", "pages", "kv_allocated_len", "cache_handle", "num_cache_pages",
+        "duplicate_pages", "match_keys", "in_flight", "ids", "kv_committed_len", "counters", "finish",
+        "stop_trim", "num_emitted",
+    )  # fmt: skip
+
+    def __init__(
+        self, message: GenerateRequest, arrival: int, max_new_tokens: int, sampling: SlotSampling
+    ) -> None:
+        # -- receive (scheduler.py): never changes
+        self.rid = message.rid
+        self.params = message.sampling
+        self.stream = message.stream
+        self.arrival = arrival  # order of arrival
+        self.prompt_len = len(message.input_ids)
+        self.max_new_tokens = max_new_tokens  # already within the context
+        self.sampling = sampling
+        # -- admission.py and release.py: what it holds
+        self.state = RequestState.WAITING
+        self.slot = 0
+        self.prefill_len = 0  # known ids at admission: the prefill covers these
+        self.pages: list[int] = []
+        self.kv_allocated_len = 0
+        self.cache_handle: CacheHandle | None = None
+        self.num_cache_pages = 0  # the first so many of ``pages`` are the cache's or have a duplicate there
+        self.duplicate_pages: list[int] = []  # own pages among those, because the cache had its own already
+        self.match_keys: np.ndarray | None = None  # while it waits: keys of all known ids but the last
+        # -- planner.py appends, commit.py takes away
+        self.in_flight: deque[RowInFlight] = deque()
+        # -- commit.py
+        self.ids = list(message.input_ids)
+        self.kv_committed_len = 0
+        self.counters = RequestCounters()
+        # -- finish.py
+        self.finish: FinishReason | None = None
+        self.stop_trim: str | None = None
+        # -- outputs.py
+        self.num_emitted = 0
+
+    @property
+    def num_outputs(self) -> int:
+        return len(self.ids) - self.prompt_len
+
+    @property
+    def kv_len_bound(self) -> int:
+        """The committed length is at most this after every launched step (exact while prefilling)."""
+        return self.kv_committed_len + sum(row.max_growth for row in self.in_flight)
+
+    @property
+    def surely_finishes(self) -> bool:
+        """The steps in flight will bring it to its length limit, whatever they accept."""
+        return self.num_outputs + sum(row.chooses for row in self.in_flight) >= self.max_new_tokens
+
+    @property
+    def final_kv_len(self) -> int:
+        """Places it fills if it runs to its length limit."""
+        return self.prompt_len + self.max_new_tokens
+
+    @property
+    def draft_cap(self) -> int | None:
+        return self.sampling.draft_cap
+
+    def max_accepted(self, draft_len: int) -> int:
+        """Most drafts that its row can accept in a step of ``draft_len``."""
+        return draft_len if self.draft_cap is None else min(draft_len, self.draft_cap)
+
+    def stats(self) -> RequestStats:
+        counters = self.counters
+        return RequestStats(
+            prompt_tokens=self.prompt_len,
+            completion_tokens=self.num_outputs,
+            cached_tokens=counters.cached_tokens,
+            num_retractions=counters.num_retractions,
+            decode_steps_plain=counters.decode_steps_plain,
+            decode_steps_spec=counters.decode_steps_spec,
+            spec_tokens=counters.spec_tokens,
+            spec_verify_ct=counters.decode_steps_spec,
+            spec_num_correct_drafts=counters.spec_num_correct_drafts,
+            spec_num_proposed_drafts=counters.spec_num_proposed_drafts,
+            spec_correct_drafts_histogram=list(counters.spec_correct_drafts_histogram),
+            first_token_ts=counters.first_token_ts,
+        )

@@ -1,0 +1,76 @@
+"""Where every live request stands: waiting, prefilling or decoding, in order.
+
+A finished request is in none of them, though a step in flight may still hold its slot and pages.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from sglang.srt.managers.request import Request, RequestState
+
+
+class RequestTable:
+    def __init__(self) -> None:
+        self.waiting: deque[Request] = deque()
+        self.prefilling: dict[str, Request] = {}  # by rid, in order of admission
+        self.decoding: dict[str, Request] = {}  # by rid, in the order they began
+        self._by_rid: dict[str, Request] = {}
+
+    @property
+    def num_running(self) -> int:
+        return len(self.prefilling) + len(self.decoding)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._by_rid
+
+    def get(self, rid: str) -> Request | None:
+        return self._by_rid.get(rid)
+
+    def all(self) -> list[Request]:
+        return list(self._by_rid.values())
+
+    def running(self) -> list[Request]:
+        return [*self.prefilling.values(), *self.decoding.values()]
+
+    def enqueue(self, request: Request) -> None:
+        assert request.rid not in self._by_rid
+        self._by_rid[request.rid] = request
+        self.waiting.append(request)
+
+    def admit_front(self) -> Request:
+        request = self.waiting.popleft()
+        self._enter(request, RequestState.PREFILL)
+        return request
+
+    def begin_decoding(self, request: Request) -> None:
+        self._leave(request)
+        self._enter(request, RequestState.DECODE)
+
+    def requeue_front(self, request: Request) -> None:
+        self._leave(request)
+        self._enter(request, RequestState.WAITING)
+
+    def remove(self, request: Request) -> None:
+        self._leave(request)
+        del self._by_rid[request.rid]
+        request.state = RequestState.FINISHED
+
+    def _enter(self, request: Request, state: RequestState) -> None:
+        request.state = state
+        if state is RequestState.WAITING:
+            self.waiting.appendleft(request)
+        elif state is RequestState.PREFILL:
+            self.prefilling[request.rid] = request
+        else:
+            self.decoding[request.rid] = request
+
+    def _leave(self, request: Request) -> None:
+        if request.state is RequestState.WAITING:
+            self.waiting.remove(request)
+        elif request.state is RequestState.PREFILL:
+            del self.prefilling[request.rid]
+        else:
+            assert request.state is RequestState.DECODE
+            del self.decoding[request.rid]

@@ -1,0 +1,207 @@
+"""The loop: receive -> plan -> launch -> commit -> emit.
+
+Overlap changes only when commit runs: with it, step n is committed after step n+1 has been
+launched; without it, a step is committed as soon as it has been launched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sglang.srt.managers.admission import PrefillPlanner
+from sglang.srt.managers.commit import Committer
+from sglang.srt.managers.control import Controls
+from sglang.srt.managers.decode_planner import DecodePlanner
+from sglang.srt.managers.finish import BAD_REQUEST, UNAVAILABLE, Finisher, abort_reason
+from sglang.srt.managers.intake import Intake
+from sglang.srt.managers.io_struct import (
+    AbortRequest,
+    ControlReply,
+    FlushCacheRequest,
+    GenerateRequest,
+    GetStateRequest,
+    SetStateRequest,
+    TokenBatch,
+    ToScheduler,
+)
+from sglang.srt.managers.metrics import EngineConstants, MetricsSink
+from sglang.srt.managers.outputs import OutputQueue
+from sglang.srt.managers.page_budget import PageBudget
+from sglang.srt.managers.planner import PlannedStep, Planner
+from sglang.srt.managers.release import Releaser
+from sglang.srt.managers.request_table import RequestTable
+from sglang.srt.managers.retraction import Retractor
+from sglang.srt.managers.scheduler_config import SchedulerConfig
+from sglang.srt.managers.stats import StatsRecorder
+from sglang.srt.managers.stop_checker import StopChecker
+from sglang.srt.managers.toggle_settings import ToggleSettings
+from sglang.srt.mem_cache.page_allocator import PageAllocator
+from sglang.srt.mem_cache.prefix_cache import PrefixCache
+from sglang.srt.mem_cache.slot_allocator import SlotAllocator
+from sglang.srt.model_executor.executor import Executor, PendingStep
+from sglang.srt.model_executor.step_plan import ExecutorInfo
+from sglang.srt.speculative.toggle import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    planned: PlannedStep
+    pending: PendingStep
+
+
+class Scheduler:
+    def __init__(
+        self,
+        executor: Executor,
+        config: SchedulerConfig,
+        policy: Policy,
+        cache: PrefixCache,
+        decode: Callable[[list[int]], str],
+        eos_ids: Sequence[int],
+        emit: Callable[[TokenBatch], None],
+        reply: Callable[[ControlReply], None],
+        sink: MetricsSink,
+        clock: Callable[[], float],
+    ) -> None:
+        info = executor.info
+        has_drafter = info.spec is not None
+        self._executor = executor
+        self._config = config
+        self._clock = clock
+        self._in_flight: LaunchedStep | None = None
+        self._is_idle = False
+        self.cache = cache
+        self.pages = PageAllocator(info.num_pages)
+        self.slots = SlotAllocator(info.num_slots)
+        self.table = RequestTable()
+        self._budget = PageBudget(self.pages, cache, info.page_size)
+        self._settings = ToggleSettings(
+            config.speculative_disable_bs_threshold, info.max_spec_rows, has_drafter
+        )
+        self._stats = StatsRecorder(sink, config.decode_log_interval, has_drafter)
+        self._outputs = OutputQueue(emit, config.stream_interval)
+        self._releaser = Releaser(self._budget, self.slots, cache, has_drafter)
+        self._finisher = Finisher(self.table, self._releaser, self._outputs, self._stats)
+        stops = StopChecker(eos_ids, decode)
+        self._intake = Intake(info, stops)
+        self._planner = self._make_planner(policy, info)
+        self._committer = Committer(
+            self.table, self._budget, self._releaser, self._finisher, self._outputs, stops, self._stats,
+            info.spec,
+        )  # fmt: skip
+        self._controls = Controls(
+            self.table, self._budget, cache, self._settings, self._stats, config, info, reply
+        )
+        sink.constants(_constants(info))
+
+    def _make_planner(self, policy: Policy, info: ExecutorInfo) -> Planner:
+        prefill = PrefillPlanner(
+            self.table, self._budget, self.slots, self.cache, self._finisher, self._config,
+            info.spec is not None,
+        )  # fmt: skip
+        retractor = Retractor(self.table, self._budget, self._releaser, self._finisher, self._stats)
+        decode = DecodePlanner(self.table, self._budget, retractor, policy, self._settings, info.spec)
+        return Planner(self.table, prefill, decode, self._config, self._settings)
+
+    # ---- receive -------------------------------------------------------------------------------
+
+    def receive(self, message: ToScheduler) -> None:
+        if isinstance(message, GenerateRequest):
+            self._add(message)
+        elif isinstance(message, AbortRequest):
+            self._abort(message)
+        elif isinstance(message, FlushCacheRequest):
+            self._flush_cache(message)
+        elif isinstance(message, GetStateRequest):
+            self._controls.get_state(message)
+        else:
+            assert isinstance(message, SetStateRequest)
+            self._controls.set_state(message)
+        self._outputs.flush()
+
+    def _add(self, message: GenerateRequest) -> None:
+        objection = self._intake.objection(message)
+        limit = self._config.max_queued_requests
+        if objection is None and self.table.get(message.rid) is not None:
+            objection = abort_reason(f"a request with rid {message.rid!r} is still running", BAD_REQUEST)
+        if objection is None and limit is not None and len(self.table.waiting) >= limit:
+            objection = abort_reason(f"the request queue is full ({limit} requests wait)", UNAVAILABLE)
+        request = self._intake.make(message)
+        if objection is None:
+            self.table.enqueue(request)
+        else:
+            self._finisher.refuse(request, objection)
+
+    def _abort(self, message: AbortRequest) -> None:
+        """At any moment: waiting, between chunks, with a step in flight; a finished one is no matter."""
+        found = self.table.get(message.rid)
+        victims = self.table.all() if message.abort_all else [] if found is None else [found]
+        for request in victims:
+            self._finisher.finish(request, abort_reason(message.reason))
+
+    def _flush_cache(self, message: FlushCacheRequest) -> None:
+        if self.table.is_empty:
+            self._commit_in_flight()  # a step whose rows have all finished may still be on its way
+        self._controls.flush_cache(message)
+
+    # ---- plan, launch, commit, emit ------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        return not self.table.is_empty or self._in_flight is not None
+
+    def step(self) -> bool:
+        """One turn of the loop; False if there was nothing to do."""
+        planned = self._planner.plan(step_in_flight=self._in_flight is not None)
+        launched = self._launch(planned) if isinstance(planned, PlannedStep) else None
+        committed = False
+        if not self._config.disable_overlap:
+            committed = self._commit_in_flight()
+        self._in_flight = launched
+        if self._config.disable_overlap:
+            committed = self._commit_in_flight()
+        emitted = self._outputs.flush()
+        return self._note_progress(launched is not None or committed or emitted)
+
+    def drain(self) -> None:
+        """Work until everything received has been answered."""
+        while self.has_work:
+            self.step()
+
+    def _launch(self, planned: PlannedStep) -> LaunchedStep:
+        return LaunchedStep(planned, self._executor.launch(planned.plan))
+
+    def _commit_in_flight(self) -> bool:
+        step, self._in_flight = self._in_flight, None
+        if step is None:
+            return False
+        result = step.pending.wait()
+        self._committer.commit(step.planned, result, self._clock())
+        return True
+
+    def _note_progress(self, progressed: bool) -> bool:
+        assert progressed or self.table.is_empty, "requests wait, and nothing can run"
+        if progressed or not self._is_idle:
+            self._stats.load(self._committer.load(), self._budget.num_evicted * self._budget.page_size)
+        if not progressed:
+            self._stats.idle()
+        self._is_idle = not progressed
+        return progressed
+
+    def internal_state(self) -> dict[str, Any]:
+        return self._controls.internal_state()
+
+
+def _constants(info: ExecutorInfo) -> EngineConstants:
+    return EngineConstants(
+        token_capacity=info.num_pages * info.page_size,
+        page_size=info.page_size,
+        num_pages=info.num_pages,
+        context_len=info.context_len,
+        spec_num_steps=info.spec.num_steps if info.spec else None,
+        spec_num_draft_tokens=info.spec.num_draft_tokens if info.spec else None,
+        weight_bytes=info.weight_bytes,
+        kv_bytes=info.kv_bytes,
+    )
