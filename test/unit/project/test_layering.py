@@ -45,7 +45,9 @@ SAME_ROW_ALLOWED = {
 }
 
 ENGINE_SIDE_ONLY = "srt.managers"
-TEXT_MODULES = ("tokenizer_manager", "detokenizer_manager", "incremental_decoder", "templates")
+TEXT_MODULES = (
+    "tokenizer_manager", "detokenizer_manager", "incremental_decoder", "templates", "text_request", "text_metrics",
+)  # fmt: skip
 
 
 def _package(module: str) -> str:

@@ -10,6 +10,7 @@ class ExecutorArgs:
     model_path: str
     draft_model_path: str | None = None  # None: no drafter
     load_format: str = "auto"  # auto, or dummy: random weights from random_seed
+    draft_load_format: str | None = None  # None: as the target's
     dtype: str = "auto"  # auto: float32 on a CPU, the checkpoint's elsewhere
     device: str = "cpu"
     page_size: int = 1

@@ -126,7 +126,7 @@ def _load_models(
         return _Models(target, None)
     assert args.draft_model_path is not None
     draft_config = ModelConfig.from_draft_folder(args.draft_model_path, config.context_len)
-    source = open_source(args.draft_model_path, args.load_format, dtype, device)
+    source = open_source(args.draft_model_path, args.draft_load_format or args.load_format, dtype, device)
     drafter = build_drafter(draft_config, source, target, dtype, device, positions)
     if spec.topk > len(drafter.target_ids):
         raise ModelConfigError(

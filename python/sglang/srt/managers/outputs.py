@@ -28,6 +28,7 @@ class OutputQueue:
                 stop_trim=request.stop_trim,
                 skip_special_tokens=params.skip_special_tokens,
                 spaces_between_special_tokens=params.spaces_between_special_tokens,
+                stop=() if params.no_stop_trim else params.stop,
             )
         )
         request.num_emitted = request.num_outputs

@@ -1,0 +1,69 @@
+"""``python -m sglang.launch_server``: serve a model over HTTP until Ctrl-C or SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shlex
+import sys
+from collections.abc import Sequence
+
+from sglang.srt.entrypoints.http_server import listen, serve
+from sglang.srt.entrypoints.prepare import StartError, prepare
+from sglang.srt.server_args import ServerArgs
+from sglang.srt.utils.flags import ServerArgsError, exit_with_error
+from sglang.srt.utils.installation import refuse_if_upstream_installed
+from sglang.srt.utils.log import configure_logging
+from sglang.version import __version__
+
+PROG = "python -m sglang.launch_server"
+
+logger = logging.getLogger("sglang.launch_server")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    refuse_if_upstream_installed()
+    words = sys.argv[1:] if argv is None else list(argv)
+    try:
+        given = ServerArgs.from_command_line(words, PROG)
+        configure_logging(given.log_level)
+        logger.info("sglang-toggle %s: preparing %s.", __version__, given.model_path or "the embedded model")
+        prepared = prepare(given)
+        listener = listen(given.host, given.port)
+        _log_speculation(prepared.args)
+        return asyncio.run(serve(prepared, listener, f"{PROG} {shlex.join(_without_key(words))}".strip()))
+    except (ServerArgsError, StartError) as error:
+        exit_with_error(str(error))
+    except KeyboardInterrupt:
+        return 0
+
+
+def _log_speculation(args: ServerArgs) -> None:
+    if args.speculative_algorithm is None:
+        logger.info("Decoding plainly: no drafter.")
+        return
+    threshold = args.speculative_disable_bs_threshold
+    when = "always" if threshold is None else f"while at most {threshold} requests decode"
+    logger.info(
+        "Speculating %s: %s, %d steps, topk %d, %d draft tokens.",
+        when,
+        args.speculative_algorithm,
+        args.speculative_num_steps,
+        args.speculative_eagle_topk,
+        args.speculative_num_draft_tokens,
+    )
+
+
+def _without_key(words: Sequence[str]) -> list[str]:
+    """The command line as it may be shown to clients."""
+    shown: list[str] = []
+    for word in words:
+        if shown and shown[-1] == "--api-key":
+            shown.append("***")
+        else:
+            shown.append("--api-key=***" if word.startswith("--api-key=") else word)
+    return shown
+
+
+if __name__ == "__main__":
+    sys.exit(main())

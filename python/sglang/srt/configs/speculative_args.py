@@ -1,0 +1,107 @@
+"""The rules for the speculative flags. Pure functions of plain values, tested by tables."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from sglang.srt.utils.flags import ServerArgsError
+
+SUPPORTED_ALGORITHM = "EAGLE3"
+_NO_DRAFTER = "NONE"
+_KNOWN_ELSEWHERE = (
+    "EAGLE", "NEXTN", "STANDALONE", "NGRAM", "DFLASH", "DSPARK", "UNO", "FROZEN_KV_MTP",
+)  # fmt: skip
+_LONG_CHAIN_FAMILIES = ("LlamaForCausalLM", "Grok1ForCausalLM", "Grok1ModelForCausalLM")
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculativeShape:
+    num_steps: int
+    eagle_topk: int
+    num_draft_tokens: int  # the root counts
+    warning: str = ""
+
+
+def parse_algorithm(given: str | None) -> str | None:
+    """``EAGLE3``, or None where nothing (or NONE) is asked for."""
+    if given is None or given.upper() == _NO_DRAFTER:
+        return None
+    name = given.upper()
+    if name == SUPPORTED_ALGORITHM:
+        return name
+    why = "not supported yet" if name in _KNOWN_ELSEWHERE else "unknown"
+    raise ServerArgsError(
+        f"--speculative-algorithm {given} is {why}; supported: EAGLE3 (with --speculative-draft-model-path),"
+        " or NONE for plain decoding"
+    )
+
+
+def resolve_shape(
+    num_steps: int | None, eagle_topk: int | None, num_draft_tokens: int | None, architecture: str | None
+) -> SpeculativeShape:
+    """Fill in what was not given; ``architecture`` is the target's, for the table of defaults."""
+    if num_steps is None:
+        if eagle_topk is not None or num_draft_tokens is not None:
+            raise ServerArgsError(
+                "--speculative-eagle-topk and --speculative-num-draft-tokens need --speculative-num-steps:"
+                " give all three, or none of them for the model's defaults"
+            )
+        return SpeculativeShape(*((5, 4, 8) if architecture in _LONG_CHAIN_FAMILIES else (3, 1, 4)))
+    topk = 1 if eagle_topk is None else eagle_topk
+    if num_steps < 1:
+        raise ServerArgsError(
+            f"--speculative-num-steps must be at least 1, got {num_steps}"
+            " (never speculating is --speculative-disable-bs-threshold 0)"
+        )
+    if topk < 1:
+        raise ServerArgsError(f"--speculative-eagle-topk must be at least 1, got {topk}")
+    if topk == 1:
+        return _chain(num_steps, num_draft_tokens)
+    return _tree(num_steps, topk, num_draft_tokens)
+
+
+def _chain(num_steps: int, num_draft_tokens: int | None) -> SpeculativeShape:
+    nodes = num_steps + 1
+    if num_draft_tokens in (None, nodes):
+        return SpeculativeShape(num_steps, 1, nodes)
+    return SpeculativeShape(
+        num_steps,
+        1,
+        nodes,
+        f"--speculative-num-draft-tokens {num_draft_tokens} is changed to {nodes}:"
+        " with --speculative-eagle-topk 1 it is --speculative-num-steps + 1",
+    )
+
+
+def _tree(num_steps: int, topk: int, num_draft_tokens: int | None) -> SpeculativeShape:
+    most = topk + (num_steps - 1) * topk**2 + 1
+    if num_draft_tokens is None or not 2 <= num_draft_tokens <= most:
+        got = "it was not given" if num_draft_tokens is None else f"got {num_draft_tokens}"
+        raise ServerArgsError(
+            f"--speculative-num-draft-tokens must be from 2 to {most}"
+            f" with --speculative-num-steps {num_steps} and --speculative-eagle-topk {topk}; {got}"
+        )
+    return SpeculativeShape(num_steps, topk, num_draft_tokens)
+
+
+def parse_threshold(given: str | int | None) -> int | None:
+    """``--speculative-disable-bs-threshold`` as a number; None where it is not given."""
+    if given is None:
+        return None
+    if isinstance(given, bool) or not re.fullmatch(r"\d+", str(given).strip()):
+        raise ServerArgsError(
+            "--speculative-disable-bs-threshold takes the most decoding requests that still speculate,"
+            f" a whole number from 0 (never speculate), or is left out (always speculate); got {given!r}"
+        )
+    return int(given)
+
+
+def check_exact_verification(threshold_single: float, threshold_acc: float) -> None:
+    if threshold_single == 1.0 and threshold_acc == 1.0:
+        return
+    raise ServerArgsError(
+        "--speculative-accept-threshold-single and --speculative-accept-threshold-acc other than 1.0 have no"
+        " meaning here: verification is exact (a draft is kept only if the model chooses it itself);"
+        " leave them out"
+    )

@@ -1,0 +1,156 @@
+"""Answers to clients that may go away, and the two shapes of errors."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from sglang.srt.managers.io_struct import FinishReason
+from sglang.srt.managers.text_request import Group, RequestError, Sample
+from sglang.srt.managers.tokenizer_manager import TokenizerManager
+
+T = TypeVar("T")
+
+CLIENT_GONE = "the client went away"
+DONE = b"data: [DONE]\n\n"
+_CLIENT_CLOSED_REQUEST = 499  # nobody reads it
+
+ErrorShape = Callable[[RequestError], dict[str, Any]]
+
+
+def native_error(error: RequestError) -> dict[str, Any]:
+    return {"error": {"message": str(error)}}
+
+
+def openai_error(error: RequestError) -> dict[str, Any]:
+    kinds = {
+        400: "BadRequestError",
+        401: "Unauthorized",
+        404: "NotFoundError",
+        503: "ServiceUnavailableError",
+    }
+    kind = kinds.get(error.status_code, "InternalServerError")
+    return {"object": "error", "message": str(error), "type": kind, "param": None, "code": error.status_code}
+
+
+def error_response(error: RequestError, shape: ErrorShape) -> JSONResponse:
+    return JSONResponse(shape(error), status_code=error.status_code)
+
+
+def raise_if_failed(sample: Sample) -> None:
+    """An abort with a status code is an error; one that the client asked for is an answer."""
+    finish: FinishReason | None = sample.finish
+    if finish is not None and finish.type == "abort" and finish.status_code is not None:
+        raise RequestError(finish.message or "the request was aborted", finish.status_code)
+
+
+async def read_json(request: Request) -> Any:
+    """
+    Raises:
+        RequestError: the body is no JSON, or not said to be JSON.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise RequestError(f"the content type must be application/json, got {kind or 'none'}")
+    try:
+        return json.loads(await request.body())
+    except ValueError as error:
+        raise RequestError(f"the body is not valid JSON: {error}") from error
+
+
+async def finished_or_gone(request: Request, manager: TokenizerManager, group: Group) -> list[Sample] | None:
+    """All samples, finished; None if the client went away first (they are aborted then).
+
+    Raises:
+        RequestError: one of them has failed.
+    """
+    try:
+        samples = await _unless_gone(group.finished(), request.receive)
+    finally:
+        manager.abort_group(group, CLIENT_GONE)  # does nothing to finished samples
+    for sample in samples or []:
+        raise_if_failed(sample)
+    return samples
+
+
+def gone_response() -> Response:
+    return Response(status_code=_CLIENT_CLOSED_REQUEST)
+
+
+async def _unless_gone(work: Coroutine[Any, Any, T], receive: Receive) -> T | None:
+    working = asyncio.ensure_future(work)
+    watching = asyncio.ensure_future(_wait_until_gone(receive))
+    try:
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        working.cancel()
+        watching.cancel()
+
+
+async def _wait_until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream(Response):
+    """Server-sent events. An error before the first event is an ordinary error response."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        events: AsyncIterator[dict[str, Any]],
+        manager: TokenizerManager,
+        group: Group,
+        shape: ErrorShape,
+    ) -> None:
+        super().__init__(headers={"cache-control": "no-cache"}, media_type=self.media_type)
+        del self.headers["content-length"]
+        self._events = events
+        self._manager = manager
+        self._group = group
+        self._shape = shape
+        self._started = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            error = await _unless_gone(self._send_all(send), receive)
+            if error is not None:
+                await error_response(error, self._shape)(scope, receive, send)
+        finally:
+            self._manager.abort_group(self._group, CLIENT_GONE)
+
+    async def _send_all(self, send: Send) -> RequestError | None:
+        try:
+            async for event in self._events:
+                await self._send(send, _event(event))
+        except RequestError as error:
+            if not self._started:
+                return error
+            await self._send(send, _event(_stream_error(error)))
+        await self._send(send, DONE)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        return None
+
+    async def _send(self, send: Send, data: bytes) -> None:
+        if not self._started:
+            self._started = True
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": data, "more_body": True})
+
+
+def _stream_error(error: RequestError) -> dict[str, Any]:
+    retryable = error.status_code >= 500
+    kind = "internal_server_error" if retryable else "invalid_request_error"
+    return {"error": {"message": str(error), "type": kind, "code": error.status_code, "retryable": retryable}}
+
+
+def _event(value: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"

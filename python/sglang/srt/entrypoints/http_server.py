@@ -1,0 +1,220 @@
+"""The HTTP server: application, listening socket, and the life from start to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+import time
+from collections.abc import Generator
+
+import uvicorn
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp
+
+from sglang.srt.entrypoints.answering import openai_error
+from sglang.srt.entrypoints.context import ServerContext
+from sglang.srt.entrypoints.middleware import ApiKeyMiddleware, RequestCountMiddleware
+from sglang.srt.entrypoints.native_api import generates, native_router
+from sglang.srt.entrypoints.openai.api import openai_router
+from sglang.srt.entrypoints.prepare import Prepared, StartError
+from sglang.srt.entrypoints.server_runtime import ServerRuntime, metrics_folder
+from sglang.srt.managers.text_request import RequestError
+from sglang.srt.server_args import ServerArgs
+
+logger = logging.getLogger(__name__)
+
+_SHUTDOWN_GRACE_S = 1  # for answers that are being sent, once every request has been ended
+_WARMUP_TIMEOUT_S = 300.0
+_BACKLOG = 2048
+
+
+def build_app(context: ServerContext) -> ASGIApp:
+    app = FastAPI(title="SGLang-compatible server", docs_url=None, redoc_url=None)
+    app.include_router(native_router(context))
+    app.include_router(openai_router(context))
+    app.add_exception_handler(RequestValidationError, _invalid_body)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(Exception, _internal_error)
+    folder = metrics_folder()
+    if context.args.enable_metrics and folder is not None:
+        from sglang.srt.entrypoints.metrics_endpoint import metrics_router
+
+        app.include_router(metrics_router(folder))
+        app.add_middleware(RequestCountMiddleware)
+    if context.args.api_key is not None:
+        app.add_middleware(ApiKeyMiddleware, api_key=context.args.api_key)
+    return app
+
+
+async def _invalid_body(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    parts = []
+    for item in error.errors():
+        place = ".".join(str(part) for part in item["loc"] if part != "body")
+        parts.append(f"{place}: {item['msg']}" if place else str(item["msg"]))
+    body = {"object": "error", "message": "; ".join(parts), "type": "Bad Request", "param": None, "code": 400}
+    return JSONResponse(body, status_code=400)
+
+
+async def _http_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    body = {
+        "object": "error",
+        "message": str(error.detail),
+        "type": str(error.status_code),
+        "param": None,
+        "code": error.status_code,
+    }
+    return JSONResponse(body, status_code=error.status_code, headers=error.headers)
+
+
+async def _internal_error(_: Request, error: Exception) -> Response:
+    message = f"internal error: {type(error).__name__}: {error}"
+    return JSONResponse(openai_error(RequestError(message, 500)), status_code=500)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """The socket, bound at once, so that a port in use is an error before a model is loaded.
+
+    Raises:
+        StartError: it can't be had.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise StartError(
+            f"can't listen on {host}:{port}: {reason}; choose another with --host or --port"
+        ) from error
+    return listener
+
+
+class _Server(uvicorn.Server):
+    """Signals are ours: they end requests first, so that no client is left waiting."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+async def serve(prepared: Prepared, listener: socket.socket, launch_command: str) -> int:
+    """Run until a signal or a failure; the exit code.
+
+    Raises:
+        StartError: it could not start.
+    """
+    runtime = await _start_unless_signalled(prepared)
+    if runtime is None:
+        return 0
+    try:
+        return await _serve(runtime, prepared, listener, launch_command)
+    finally:
+        runtime.close()
+
+
+async def _start_unless_signalled(prepared: Prepared) -> ServerRuntime | None:
+    """Loading takes a while: Ctrl-C must work meanwhile."""
+    stop = asyncio.Event()
+    _on_signals(stop.set)
+    starting = asyncio.create_task(ServerRuntime.start(prepared))
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if starting.done():
+        return starting.result()
+    starting.cancel()
+    with contextlib.suppress(asyncio.CancelledError, StartError):
+        (await starting).close()
+    return None
+
+
+def _on_signals(action: object) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, action)  # type: ignore[arg-type]
+
+
+async def _serve(
+    runtime: ServerRuntime, prepared: Prepared, listener: socket.socket, launch_command: str
+) -> int:
+    manager = runtime.manager
+    assert manager is not None
+    context = ServerContext(
+        args=runtime.args,
+        model=prepared.model,
+        manager=manager,
+        chat_template=prepared.chat_template,
+        launch_command=launch_command,
+        started_ts=runtime.started_ts,
+        startup_time_s=runtime.startup_time_s,
+    )
+    server = _Server(_uvicorn_config(build_app(context)))
+
+    def stop() -> None:
+        manager.fail("the server is shutting down")
+        server.should_exit = True
+
+    _on_signals(stop)
+    if not runtime.args.skip_server_warmup and not await _warm_up(context):
+        raise StartError(runtime.failure or "the warm-up request was not answered")
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    failing = asyncio.create_task(runtime.failed.wait())
+    if not server.should_exit:
+        _announce(runtime.args, listener)
+    await asyncio.wait({serving, failing}, return_when=asyncio.FIRST_COMPLETED)
+    failing.cancel()
+    server.should_exit = True
+    await serving
+    if runtime.failure:
+        print(f"error: {runtime.failure}", file=sys.stderr, flush=True)
+        return 1
+    return 0
+
+
+def _uvicorn_config(app: ASGIApp) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        backlog=_BACKLOG,
+        timeout_keep_alive=5,
+        timeout_graceful_shutdown=_SHUTDOWN_GRACE_S,
+    )
+
+
+async def _warm_up(context: ServerContext) -> bool:
+    logger.info("Warming up with one request.")
+    began = time.monotonic()
+    ok = await generates(context.manager, _WARMUP_TIMEOUT_S)
+    # A signal has made it fail: that is no failure of the start.
+    logger.info("Warm-up took %.2f s.", time.monotonic() - began)
+    return ok or context.manager.failure == "the server is shutting down"
+
+
+def _announce(args: ServerArgs, listener: socket.socket) -> None:
+    host, port = listener.getsockname()[:2]
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    url = f"http://{shown}:{port}"
+    logger.info("The server is fired up and ready to roll!")
+    key = "" if args.api_key is None else " -H 'Authorization: Bearer KEY'"
+    logger.info("Listening on %s. Try:", url)
+    logger.info(
+        "  curl %s/v1/chat/completions%s -H 'Content-Type: application/json'"
+        ' -d \'{"messages": [{"role": "user", "content": "What is a prime number?"}], "max_tokens": 64}\'',
+        url,
+        key,
+    )

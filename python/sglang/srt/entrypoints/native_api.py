@@ -1,0 +1,151 @@
+"""SGLang's own endpoints: generation, control of the server, and what it says about itself."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+
+from sglang.srt.entrypoints.answering import (
+    EventStream,
+    error_response,
+    finished_or_gone,
+    gone_response,
+    native_error,
+    read_json,
+)
+from sglang.srt.entrypoints.context import ServerContext
+from sglang.srt.entrypoints.native_answer import NativeAnswers
+from sglang.srt.entrypoints.native_request import parse_call
+from sglang.srt.managers.text_request import RequestError, TextRequest
+from sglang.srt.managers.tokenizer_manager import TokenizerManager
+from sglang.srt.sampling.sampling_params import SamplingParams
+
+_HEALTH_TIMEOUT_S = 20.0
+_HEALTH_POLL_S = 0.05
+
+
+def native_router(context: ServerContext) -> APIRouter:
+    router = APIRouter()
+    _add_generation(router, context)
+    _add_control(router, context)
+    _add_information(router, context)
+    _add_health(router, context)
+    return router
+
+
+def _add_generation(router: APIRouter, context: ServerContext) -> None:
+    manager = context.manager
+
+    @router.api_route("/generate", methods=["POST", "PUT"])
+    async def generate(request: Request) -> Response:
+        try:
+            call = parse_call(await read_json(request))
+            group = await manager.submit(call.requests)
+            answers = NativeAnswers(
+                call, context.args.weight_version, context.args.incremental_streaming_output
+            )
+            if call.stream:
+                return EventStream(answers.stream(group), manager, group, native_error)
+            samples = await finished_or_gone(request, manager, group)
+        except RequestError as error:
+            return error_response(error, native_error)
+        return gone_response() if samples is None else JSONResponse(answers.whole(samples))
+
+    @router.post("/abort_request")
+    async def abort_request(request: Request) -> Response:
+        try:
+            body = await read_json(request)
+            rid = body.get("rid") if isinstance(body, dict) else None
+            abort_all = isinstance(body, dict) and body.get("abort_all") is True
+            if not abort_all and not (isinstance(rid, str) and rid):
+                raise RequestError('give {"rid": "…"} or {"abort_all": true}')
+        except RequestError as error:
+            return error_response(error, native_error)
+        if abort_all:
+            manager.abort_all("aborted by /abort_request")
+        else:
+            manager.abort(str(rid), "aborted by /abort_request")
+        return Response(status_code=200)
+
+
+def _add_control(router: APIRouter, context: ServerContext) -> None:
+    manager = context.manager
+
+    @router.api_route("/flush_cache", methods=["GET", "POST"])
+    async def flush_cache() -> Response:
+        try:
+            reply = await manager.flush_cache()
+        except RequestError as error:
+            return error_response(error, native_error)
+        if not reply.ok:
+            return PlainTextResponse(f"{reply.error}\n", status_code=400)
+        return PlainTextResponse("Cache flushed.\nPlease check backend logs for more details.\n")
+
+    @router.api_route("/set_internal_state", methods=["POST", "PUT"])
+    async def set_internal_state(request: Request) -> Response:
+        try:
+            body = await read_json(request)
+            changes = body.get("server_args") if isinstance(body, dict) else None
+            if not isinstance(changes, dict) or not changes:
+                raise RequestError('the body must be {"server_args": {name: value}}')
+            reply = await manager.set_state(changes)
+            if not reply.ok:
+                raise RequestError(reply.error)
+        except RequestError as error:
+            return error_response(error, native_error)
+        return JSONResponse({"updated": True, "server_args": reply.body})
+
+
+def _add_information(router: APIRouter, context: ServerContext) -> None:
+    @router.get("/model_info")
+    @router.get("/get_model_info")
+    async def model_info() -> dict[str, Any]:
+        return context.model_info()
+
+    @router.get("/server_info")
+    @router.get("/get_server_info")
+    async def server_info() -> Response:
+        try:
+            return JSONResponse({**await context.server_info(), "frontend": "python"})
+        except RequestError as error:
+            return error_response(error, native_error)
+
+
+def _add_health(router: APIRouter, context: ServerContext) -> None:
+    manager = context.manager
+
+    @router.get("/")
+    @router.get("/health")
+    @router.get("/ready")
+    @router.get("/ping")
+    async def health() -> Response:
+        return Response(status_code=200 if manager.failure is None else 503)
+
+    @router.get("/health_generate")
+    async def health_generate() -> Response:
+        return Response(status_code=200 if await generates(manager, _HEALTH_TIMEOUT_S) else 503)
+
+
+async def generates(manager: TokenizerManager, timeout_s: float) -> bool:
+    """Whether a token comes out: of a request of its own, or, on a busy server, of any other."""
+    asked_ts = time.time()
+    probe = TextRequest([0], SamplingParams(max_new_tokens=1, temperature=0.0), log_metrics=False)
+    try:
+        group = await manager.submit([probe])
+    except RequestError:
+        return False
+    while time.time() < asked_ts + timeout_s:
+        if manager.last_output_ts >= asked_ts:
+            # A full queue answers the probe too, with a refusal: then others are being served.
+            manager.abort_group(group, "the health check has its answer")
+            return manager.failure is None
+        await asyncio.sleep(_HEALTH_POLL_S)
+        if manager.failure is not None:
+            return False
+    manager.abort_group(group, "the health check has waited long enough")
+    return False

@@ -1,0 +1,91 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from sglang.srt.entrypoints.answering import EventStream, finished_or_gone, gone_response, openai_error
+from sglang.srt.entrypoints.context import ServerContext, new_rid
+from sglang.srt.entrypoints.openai.answers import ending, stream_chunks, usage
+from sglang.srt.entrypoints.openai.protocol import CompletionBody
+from sglang.srt.managers.text_request import Delta, RequestError, Sample, TextRequest
+from sglang.srt.utils.text_tokenizer import TextTokenizer
+
+_DEFAULT_MAX_TOKENS = 16
+
+
+async def answer_completion(request: Request, body: CompletionBody, context: ServerContext) -> Response:
+    """
+    Raises:
+        RequestError: the request can't be served.
+    """
+    body.refuse_unsupported()
+    manager = context.manager
+    rid = body.rid or new_rid()
+    group = await manager.submit(completion_requests(body, context, rid))
+    envelope = {
+        "id": rid,
+        "object": "text_completion",
+        "created": int(time.time()),
+        "model": body.model or context.model_name,
+    }
+    texts = _Texts(manager.tokenizer if body.echo else None)
+    if body.stream:
+        events = stream_chunks(envelope, group, texts.choices, body.stream_options)
+        return EventStream(events, manager, group, openai_error)
+    samples = await finished_or_gone(request, manager, group)
+    if samples is None:
+        return gone_response()
+    choices = [
+        {"index": i, "text": texts.prefix(sample) + sample.text, "logprobs": None, **ending(sample)}
+        for i, sample in enumerate(samples)
+    ]
+    return JSONResponse({**envelope, "choices": choices, "usage": usage(samples)})
+
+
+def completion_requests(body: CompletionBody, context: ServerContext, rid: str) -> list[TextRequest]:
+    prompts = _prompts(body.prompt)
+    most = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    sampling = body.sampling(context.sampling_defaults(), most)
+    rids = [rid] if len(prompts) == 1 else [f"{rid}-{i}" for i in range(len(prompts))]
+    return [
+        TextRequest(prompt, sampling, own_rid, body.stream)
+        for prompt, own_rid in zip(prompts, rids, strict=True)
+    ]
+
+
+def _prompts(prompt: str | list[int] | list[str] | list[list[int]]) -> list[str | list[int]]:
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise RequestError("prompt must not be empty")
+    if isinstance(prompt[0], int):
+        return [[token for token in prompt if isinstance(token, int)]]
+    return [item for item in prompt if not isinstance(item, int)]
+
+
+class _Texts:
+    """Text of each choice; with ``echo``, the prompt comes first."""
+
+    def __init__(self, echo_tokenizer: TextTokenizer | None) -> None:
+        self._tokenizer = echo_tokenizer
+        self._opened: set[int] = set()
+
+    def prefix(self, sample: Sample) -> str:
+        if self._tokenizer is None:
+            return ""
+        prompt = sample.request.prompt
+        return prompt if isinstance(prompt, str) else self._tokenizer.decode(prompt)
+
+    def choices(self, index: int, sample: Sample, delta: Delta) -> list[dict[str, Any]]:
+        text = delta.text
+        if index not in self._opened:
+            self._opened.add(index)
+            text = self.prefix(sample) + text
+        if not text and sample.finish is None:
+            return []
+        return [{"index": index, "text": text, "logprobs": None, **ending(sample)}]

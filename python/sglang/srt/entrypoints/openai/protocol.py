@@ -1,0 +1,103 @@
+"""Bodies of OpenAI's completions and chat completions, with SGLang's additions."""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from sglang.srt.entrypoints.native_request import checked_sampling, refuse_unsupported
+from sglang.srt.managers.text_request import RequestError
+from sglang.srt.sampling.sampling_params import SamplingParams
+
+_UNSUPPORTED: Final = (
+    "top_logprobs", "tools", "functions", "function_call", "regex", "ebnf", "json_schema", "stop_regex",
+    "lora_path", "session_params", "custom_logit_processor", "custom_params", "extra_key", "cache_salt",
+    "priority", "return_hidden_states", "return_cached_tokens_details", "return_spec_tokens_details",
+    "return_meta_info", "return_token_ids", "best_of", "suffix", "audio", "prediction",
+)  # fmt: skip
+
+
+class StreamOptions(BaseModel):
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class GenerationBody(BaseModel):
+    """What both have in common. Fields nobody knows are ignored, as OpenAI's clients expect."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str = ""
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    n: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    no_stop_trim: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    rid: str | None = None
+    speculative_draft_len: int | None = None
+
+    def refuse_unsupported(self) -> None:
+        extra = self.model_extra or {}
+        refuse_unsupported(extra, _UNSUPPORTED)
+        logprobs = extra.get("logprobs")
+        if logprobs is not None and logprobs is not False:
+            raise RequestError("logprobs is not supported by this server: leave it out")
+        form = extra.get("response_format")
+        if form is not None and not (isinstance(form, dict) and form.get("type") == "text"):
+            raise RequestError("response_format is not supported by this server, except for type text")
+        if extra.get("tool_choice") not in (None, "none", "auto"):
+            raise RequestError("tool_choice is not supported by this server: leave it out")
+
+    def sampling(self, defaults: dict[str, Any], max_new_tokens: int | None) -> SamplingParams:
+        """``max_new_tokens`` None: as many as the context holds."""
+        stop = self.stop if self.stop not in ("", []) else None
+        given = {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "min_p": self.min_p,
+            "frequency_penalty": self.frequency_penalty,
+            "presence_penalty": self.presence_penalty,
+            "repetition_penalty": self.repetition_penalty,
+            "max_new_tokens": max_new_tokens,
+            "min_new_tokens": self.min_tokens,
+            "n": self.n,
+            "stop": stop,
+            "stop_token_ids": self.stop_token_ids,
+            "no_stop_trim": self.no_stop_trim,
+            "ignore_eos": self.ignore_eos,
+            "skip_special_tokens": self.skip_special_tokens,
+            "logit_bias": self.logit_bias,
+            "sampling_seed": self.seed,
+            "speculative_draft_len": self.speculative_draft_len,
+        }
+        return checked_sampling(given, {**defaults, "max_new_tokens": None})
+
+
+class ChatBody(GenerationBody):
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    input_ids: list[int] | None = None
+    continue_final_message: bool = False
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high"] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class CompletionBody(GenerationBody):
+    prompt: str | list[int] | list[str] | list[list[int]]
+    echo: bool = False

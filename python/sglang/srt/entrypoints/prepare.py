@@ -1,0 +1,95 @@
+"""From what the user gave to what the server runs with; every configuration error comes from here."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sglang.embedded.convert import EmbeddedModelError
+from sglang.embedded.model import (
+    EMBEDDED_DISABLE_BS_THRESHOLD,
+    EMBEDDED_MODEL_NAME,
+    embedded_drafter_path,
+    embedded_model_path,
+)
+from sglang.srt.configs.config_fields import ModelConfigError
+from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.configs.speculative_args import parse_algorithm
+from sglang.srt.managers.chat_templates import ChatTemplate, load_chat_template
+from sglang.srt.server_args import ServerArgs, shape_warning
+from sglang.srt.utils.flags import ServerArgsError
+from sglang.srt.utils.text_tokenizer import TextTokenizer, TokenizerError
+
+logger = logging.getLogger(__name__)
+
+_EMBEDDED_STEPS = 3
+_EMBEDDED_CAPTURE_MAX_BS = 128
+
+
+class StartError(RuntimeError):
+    """The server can't start; the message is one line for the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    args: ServerArgs  # resolved
+    model: ModelConfig
+    tokenizer: TextTokenizer
+    chat_template: ChatTemplate | None
+
+
+def prepare(given: ServerArgs) -> Prepared:
+    """
+    Raises:
+        StartError: the configuration is wrong, or a file it names.
+    """
+    try:
+        return _prepare(given)
+    except (ServerArgsError, ModelConfigError, TokenizerError, EmbeddedModelError) as error:
+        raise StartError(str(error)) from error
+
+
+def _prepare(given: ServerArgs) -> Prepared:
+    args = with_embedded_model(given)
+    assert args.model_path is not None
+    model = ModelConfig.from_folder(args.model_path, args.context_length)
+    warning = shape_warning(args, model.architecture)
+    if warning:
+        logger.warning("%s", warning)
+    if args.trust_remote_code:
+        logger.info("--trust-remote-code: nothing to trust, code from a checkpoint is never run here")
+    args = args.resolve(model.architecture)
+    if args.speculative_draft_model_path is not None and args.speculative_algorithm is not None:
+        ModelConfig.from_draft_folder(args.speculative_draft_model_path, model.context_len)
+    assert args.tokenizer_path is not None
+    if not Path(args.tokenizer_path).is_dir():
+        raise TokenizerError(f"tokenizer path {args.tokenizer_path} is not a folder")
+    tokenizer = TextTokenizer.from_folder(args.tokenizer_path)
+    return Prepared(args, model, tokenizer, load_chat_template(tokenizer, args.chat_template))
+
+
+def with_embedded_model(args: ServerArgs) -> ServerArgs:
+    """Without a model path: the embedded model, its drafter and its threshold. What was given stays."""
+    if args.model_path is not None:
+        return args
+    args = replace(
+        args,
+        model_path=embedded_model_path(),
+        served_model_name=args.served_model_name or EMBEDDED_MODEL_NAME,
+        enable_metrics=True,
+    )
+    if args.speculative_algorithm is not None and parse_algorithm(args.speculative_algorithm) is None:
+        return args
+    args = replace(
+        args,
+        speculative_algorithm=args.speculative_algorithm or "EAGLE3",
+        speculative_draft_model_path=args.speculative_draft_model_path or embedded_drafter_path(),
+    )
+    if args.speculative_disable_bs_threshold is None:
+        args = replace(args, speculative_disable_bs_threshold=EMBEDDED_DISABLE_BS_THRESHOLD)
+    if args.speculative_capture_max_bs is None:
+        # On a CPU nothing is captured, so that the threshold may be raised as far as anybody likes.
+        args = replace(args, speculative_capture_max_bs=_EMBEDDED_CAPTURE_MAX_BS)
+    shape = (args.speculative_num_steps, args.speculative_eagle_topk, args.speculative_num_draft_tokens)
+    return args if shape != (None, None, None) else replace(args, speculative_num_steps=_EMBEDDED_STEPS)

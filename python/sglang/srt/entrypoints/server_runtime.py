@@ -1,0 +1,193 @@
+"""The processes of one server, and the tokenizer manager that speaks for them."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import logging
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sglang.srt.entrypoints.prepare import Prepared, StartError
+from sglang.srt.managers.io_struct import (
+    ControlReply,
+    Failed,
+    Ready,
+    TextBatch,
+    ToTokenizer,
+    encode,
+    tokenizer_decoder,
+)
+from sglang.srt.managers.text_metrics import NoTextMetrics, PrometheusTextMetrics, TextMetrics
+from sglang.srt.managers.tokenizer_manager import Limits, TokenizerManager
+from sglang.srt.server_args import ServerArgs
+from sglang.srt.utils.child_process import Child, describe_exit, start_child, stop_children
+from sglang.srt.utils.ipc import Receiver, Sender, endpoint, make_run_folder, remove_run_folder
+
+logger = logging.getLogger(__name__)
+
+METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+_SCHEDULER, _DETOKENIZER = "scheduler", "detokenizer"
+_CHILD_CHECK_S = 0.2
+_LAST_WORDS_S = 0.1
+
+
+class ServerRuntime:
+    """Start with ``await start(…)``; ``failed`` is set when a process has ended that should not have."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        self.args = prepared.args
+        self.manager: TokenizerManager | None = None
+        self.failed = asyncio.Event()
+        self.started_ts = time.time()
+        self.startup_time_s = 0.0
+        self._prepared = prepared
+        self._loop = asyncio.get_running_loop()
+        self._folder = make_run_folder()
+        self._children: list[Child] = []
+        self._ready: dict[str, dict[str, Any]] = {}
+        self._news = asyncio.Event()
+        self._failure = ""
+        self._closed = False
+        self._supervisor: asyncio.Task[None] | None = None
+        self._metrics = self._prepare_metrics()
+        self._receiver: Receiver[ToTokenizer] = Receiver(
+            endpoint(self._folder, "tokenizer"), tokenizer_decoder.decode
+        )
+        self._sender = Sender(endpoint(self._folder, _SCHEDULER), encode)
+        atexit.register(self._close_processes)
+
+    @staticmethod
+    async def start(prepared: Prepared) -> ServerRuntime:
+        """
+        Raises:
+            StartError: a process could not start.
+        """
+        runtime = ServerRuntime(prepared)
+        try:
+            await runtime._start()
+        except BaseException:
+            runtime.close()
+            raise
+        return runtime
+
+    def close(self) -> None:
+        """End every process and remove what they shared. May be called again."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+        self._loop.remove_reader(self._receiver.file_descriptor)
+        if self.manager is not None and self.manager.failure is None:
+            self.manager.fail("the server is shutting down")
+        self._close_processes()
+        self._receiver.close()
+        self._sender.close()
+        atexit.unregister(self._close_processes)
+
+    def _close_processes(self) -> None:
+        stop_children(self._children)
+        remove_run_folder(self._folder)
+
+    @property
+    def failure(self) -> str:
+        return self._failure
+
+    # ---- start
+
+    def _prepare_metrics(self) -> TextMetrics:
+        if not self.args.enable_metrics:
+            return NoTextMetrics()
+        folder = self._folder / "metrics"
+        folder.mkdir()
+        # Before prometheus_client is imported by this process or by a child, which inherits it.
+        os.environ[METRICS_VARIABLE] = str(folder)
+        assert self.args.served_model_name is not None
+        return PrometheusTextMetrics(self.args.served_model_name)
+
+    async def _start(self) -> None:
+        self._loop.add_reader(self._receiver.file_descriptor, self._receive)
+        logger.info("Starting the scheduler and detokenizer processes.")
+        self._children = [self._start_scheduler(), self._start_detokenizer()]
+        self._supervisor = asyncio.create_task(self._supervise())
+        self._receive()
+        while not {_SCHEDULER, _DETOKENIZER} <= set(self._ready):
+            self._news.clear()
+            await self._news.wait()
+            if self._failure:
+                raise StartError(self._failure)
+        limits = Limits(**self._ready[_SCHEDULER])
+        self.manager = TokenizerManager(
+            self._prepared.tokenizer, limits, self._sender.send, self._metrics, self.args.random_seed
+        )
+        await self.manager.get_state()  # an answer: the way to the scheduler is open too
+        if self._failure:
+            raise StartError(self._failure)
+        self.startup_time_s = time.time() - self.started_ts
+        logger.info(
+            "The model is loaded (%.1f s): context of %d tokens, KV cache of %d tokens.",
+            self.startup_time_s,
+            limits.context_len,
+            limits.max_total_num_tokens,
+        )
+
+    def _start_scheduler(self) -> Child:
+        config = {"run_folder": str(self._folder), "args": msgspec.to_builtins(self.args)}
+        module = "sglang.srt.managers.scheduler_process"
+        return start_child(_SCHEDULER, module, msgspec.msgpack.encode(config))
+
+    def _start_detokenizer(self) -> Child:
+        config = {
+            "run_folder": str(self._folder),
+            "tokenizer_path": self.args.tokenizer_path,
+            "log_level": self.args.log_level,
+        }
+        module = "sglang.srt.managers.detokenizer_manager"
+        return start_child(_DETOKENIZER, module, msgspec.msgpack.encode(config))
+
+    # ---- while it runs
+
+    def _receive(self) -> None:
+        for message in self._receiver.receive_all():
+            if isinstance(message, TextBatch | ControlReply):
+                assert self.manager is not None
+                self.manager.receive(message)
+            elif isinstance(message, Ready):
+                self._ready[message.name] = message.info
+                self._news.set()
+            elif isinstance(message, Failed):
+                started = self.manager is not None
+                self._fail(
+                    f"the {message.name} process failed: {message.error}" if started else message.error
+                )
+
+    async def _supervise(self) -> None:
+        while not self._failure:
+            await asyncio.sleep(_CHILD_CHECK_S)
+            for child in self._children:
+                code = child.exit_code()
+                if code is not None:
+                    await asyncio.sleep(_LAST_WORDS_S)  # it may have said why
+                    self._receive()
+                    self._fail(describe_exit(child.name, code))
+
+    def _fail(self, message: str) -> None:
+        """The first failure counts: what follows it is a consequence."""
+        if self._failure:
+            return
+        self._failure = message
+        if self.manager is not None:
+            logger.error("%s; the server stops", message)
+            self.manager.fail(message)
+        self._news.set()
+        self.failed.set()
+
+
+def metrics_folder() -> Path | None:
+    value = os.environ.get(METRICS_VARIABLE)
+    return None if value is None else Path(value)

@@ -1,0 +1,96 @@
+"""The detokenizer process: ids from the scheduler become text for the tokenizer manager."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from pathlib import Path
+
+import msgspec
+
+from sglang.srt.managers.incremental_decoder import IncrementalDecoder, piece_decoder
+from sglang.srt.managers.io_struct import (
+    Failed,
+    Ready,
+    TextBatch,
+    TextOutput,
+    TokenBatch,
+    TokenOutput,
+    detokenizer_decoder,
+    encode,
+)
+from sglang.srt.utils.child_process import end_with_parent, read_config
+from sglang.srt.utils.ipc import Receiver, Sender, close_sockets, endpoint, remove_run_folder
+from sglang.srt.utils.log import configure_logging
+from sglang.srt.utils.text_tokenizer import TextTokenizer, TokenizerError
+
+NAME = "detokenizer"
+
+
+class DetokenizerConfig(msgspec.Struct, frozen=True):
+    run_folder: str
+    tokenizer_path: str
+    log_level: str
+
+
+class DetokenizerManager:
+    """Keeps one decoder for each request that is running. No sockets, no clock."""
+
+    def __init__(self, tokenizer: TextTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._decoders: dict[str, IncrementalDecoder] = {}
+
+    @property
+    def num_running(self) -> int:
+        return len(self._decoders)
+
+    def handle(self, batch: TokenBatch) -> TextBatch:
+        return TextBatch([self._text_of(output) for output in batch.outputs])
+
+    def _text_of(self, output: TokenOutput) -> TextOutput:
+        decoder = self._decoders.get(output.rid)
+        if decoder is None:
+            pieces = piece_decoder(self._tokenizer, output.skip_special_tokens)
+            decoder = self._decoders[output.rid] = IncrementalDecoder(pieces, output.stop)
+        if output.finish is None:
+            text = decoder.push(output.new_ids)
+        else:
+            text = decoder.finish(output.new_ids, output.stop_trim)
+            del self._decoders[output.rid]
+        return TextOutput(output.rid, text, output.new_ids, output.stats, output.finish)
+
+
+def serve(config: DetokenizerConfig, receiver: Receiver[TokenBatch], sender: Sender) -> None:
+    manager = DetokenizerManager(TextTokenizer.from_folder(config.tokenizer_path))
+    # The scheduler's first message is an empty batch: when it has come, the whole way is open.
+    greeted = False
+    while True:
+        receiver.wait(None)
+        for batch in receiver.receive_all():
+            if not greeted:
+                sender.send(Ready(NAME))
+                greeted = True
+            if batch.outputs:
+                sender.send(manager.handle(batch))
+
+
+def main() -> int:
+    config = msgspec.msgpack.decode(read_config(), type=DetokenizerConfig)
+    folder = Path(config.run_folder)
+    end_with_parent(lambda: remove_run_folder(folder))
+    configure_logging(config.log_level, NAME)
+    sender = Sender(endpoint(folder, "tokenizer"), encode)
+    try:
+        receiver = Receiver(endpoint(folder, "detokenizer"), detokenizer_decoder.decode)
+        serve(config, receiver, sender)
+    except Exception as error:
+        if not isinstance(error, TokenizerError):
+            traceback.print_exc()
+        sender.send(Failed(NAME, f"{error}" or type(error).__name__))
+        sender.close(linger_s=1.0)
+        close_sockets()
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,191 @@
+"""The scheduler process: builds the executor, then receives, steps and emits until its parent is gone."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import msgspec
+
+from sglang.srt.configs.executor_args import ExecutorArgs
+from sglang.srt.configs.model_config import ModelConfig, ModelConfigError
+from sglang.srt.managers.io_struct import Failed, Ready, TokenBatch, ToScheduler, encode, scheduler_decoder
+from sglang.srt.managers.metrics import MetricsSink, NullSink
+from sglang.srt.managers.scheduler import Scheduler
+from sglang.srt.managers.scheduler_config import SchedulerConfig
+from sglang.srt.mem_cache.prefix_cache import NoCache
+from sglang.srt.mem_cache.radix_cache import RadixCache
+from sglang.srt.model_executor.executor import Executor
+from sglang.srt.model_executor.step_plan import ExecutorInfo
+from sglang.srt.server_args import ServerArgs
+from sglang.srt.speculative.toggle import decide_by_threshold
+from sglang.srt.utils.child_process import end_with_parent, read_config
+from sglang.srt.utils.flags import ServerArgsError
+from sglang.srt.utils.ipc import Receiver, Sender, close_sockets, endpoint, remove_run_folder
+from sglang.srt.utils.log import configure_logging
+from sglang.srt.utils.text_tokenizer import TextTokenizer, TokenizerError
+
+NAME = "scheduler"
+_DEFAULT_RUNNING_REQUESTS = 128
+_DEFAULT_MEM_FRACTION = 0.6
+_DEFAULT_CHUNK = 2048
+_GPU_DEVICE_FILE = Path("/dev/nvidiactl")
+
+logger = logging.getLogger(__name__)
+
+
+class SchedulerProcessConfig(msgspec.Struct, frozen=True):
+    run_folder: str
+    args: ServerArgs  # resolved
+
+
+def executor_args(args: ServerArgs) -> ExecutorArgs:
+    assert args.model_path is not None and args.attention_backend is not None
+    speculates = args.speculative_algorithm is not None
+    capture = args.speculative_capture_max_bs
+    if capture is None and args.speculative_disable_bs_threshold:
+        capture = args.speculative_disable_bs_threshold
+    return ExecutorArgs(
+        model_path=args.model_path,
+        draft_model_path=args.speculative_draft_model_path if speculates else None,
+        load_format=args.load_format,
+        draft_load_format=args.speculative_draft_load_format,
+        dtype=args.dtype,
+        device=args.device,
+        page_size=args.page_size,
+        max_total_tokens=args.max_total_tokens,
+        mem_fraction_static=args.mem_fraction_static or _DEFAULT_MEM_FRACTION,
+        max_running_requests=args.max_running_requests or _DEFAULT_RUNNING_REQUESTS,
+        context_length=args.context_length,
+        attention_backend=args.attention_backend,
+        num_steps=args.speculative_num_steps or 0,
+        topk=args.speculative_eagle_topk or 1,
+        num_draft_tokens=args.speculative_num_draft_tokens or 0,
+        capture_max_bs=capture,
+        random_seed=args.random_seed or 0,
+    )
+
+
+def scheduler_config(args: ServerArgs, info: ExecutorInfo) -> SchedulerConfig:
+    return SchedulerConfig(
+        max_running_requests=min(args.max_running_requests or _DEFAULT_RUNNING_REQUESTS, info.num_slots),
+        chunked_prefill_size=args.chunked_prefill_size or _DEFAULT_CHUNK,
+        max_prefill_tokens=args.max_prefill_tokens,
+        max_queued_requests=args.max_queued_requests,
+        enable_mixed_chunk=args.enable_mixed_chunk,
+        disable_overlap=args.disable_overlap_schedule,
+        stream_interval=args.stream_interval,
+        decode_log_interval=args.decode_log_interval,
+        speculative_disable_bs_threshold=args.speculative_disable_bs_threshold,
+    )
+
+
+def build_scheduler(args: ServerArgs, executor: Executor, to_detokenizer: Sender, reply: Sender) -> Scheduler:
+    assert args.model_path is not None and args.tokenizer_path is not None
+    tokenizer = TextTokenizer.from_folder(args.tokenizer_path)
+    model = ModelConfig.from_folder(args.model_path, args.context_length)
+    info = executor.info
+    return Scheduler(
+        executor=executor,
+        config=scheduler_config(args, info),
+        policy=decide_by_threshold,
+        cache=NoCache() if args.disable_radix_cache else RadixCache(info.page_size),
+        decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=False),
+        eos_ids=_eos_ids(model, tokenizer),
+        emit=to_detokenizer.send,
+        reply=reply.send,
+        metrics=_metrics(args),
+        clock=time.time,
+    )
+
+
+def _eos_ids(model: ModelConfig, tokenizer: TextTokenizer) -> tuple[int, ...]:
+    """The model's, and the tokenizer's where the model names none."""
+    own = tokenizer.eos_token_id
+    return model.eos_ids or (() if own is None else (own,))
+
+
+def _metrics(args: ServerArgs) -> MetricsSink:
+    if not args.enable_metrics:
+        return NullSink()
+    # Only now: prometheus_client reads the environment when it is first imported.
+    from sglang.srt.managers.prometheus_sink import PrometheusSink, SinkLabels
+
+    assert args.served_model_name is not None
+    return PrometheusSink(SinkLabels(model_name=args.served_model_name))
+
+
+def _build_executor(args: ServerArgs) -> Executor:
+    if args.device == "cuda" and not _GPU_DEVICE_FILE.exists():
+        raise ServerArgsError("--device cuda: there is no NVIDIA GPU here; use --device cpu, or leave it out")
+    # Only now: it imports torch, which takes seconds, and errors before it need not wait for that.
+    from sglang.srt.managers.executor_build import build_executor
+
+    return build_executor(executor_args(args))
+
+
+def ready_info(info: ExecutorInfo) -> dict[str, int]:
+    return {
+        "context_len": info.context_len,
+        "max_total_num_tokens": info.num_pages * info.page_size,
+        "vocab_size": info.vocab_size,
+    }
+
+
+def run(scheduler: Scheduler, receiver: Receiver[ToScheduler]) -> None:
+    while True:
+        if not scheduler.has_work:
+            receiver.wait(None)
+        for message in receiver.receive_all():
+            scheduler.receive(message)
+        if scheduler.has_work:
+            scheduler.step()
+
+
+def serve(config: SchedulerProcessConfig, folder: Path, reply: Sender) -> None:
+    executor = _build_executor(config.args)
+    receiver = Receiver(endpoint(folder, "scheduler"), scheduler_decoder.decode)
+    to_detokenizer = Sender(endpoint(folder, "detokenizer"), encode)
+    scheduler = build_scheduler(config.args, executor, to_detokenizer, reply)
+    to_detokenizer.send(TokenBatch([]))  # opens the way: the detokenizer reports that it has come
+    reply.send(Ready(NAME, dict(ready_info(executor.info))))
+    run(scheduler, receiver)
+
+
+def _is_for_user(error: Exception) -> bool:
+    """Whether the error's message is written for the user, so that a traceback would only hide it."""
+    if isinstance(error, ServerArgsError | TokenizerError | ModelConfigError):
+        return True
+    # Only now: these import torch, which the errors above need not wait for.
+    from sglang.srt.managers.executor_build import ExecutorArgsError
+    from sglang.srt.model_executor.memory import OutOfMemoryError
+    from sglang.srt.model_loader.weight_source import WeightError
+
+    return isinstance(error, ExecutorArgsError | OutOfMemoryError | WeightError)
+
+
+def main() -> int:
+    config = msgspec.msgpack.decode(read_config(), type=SchedulerProcessConfig)
+    folder = Path(config.run_folder)
+    end_with_parent(lambda: remove_run_folder(folder))
+    configure_logging(config.args.log_level, NAME)
+    reply = Sender(endpoint(folder, "tokenizer"), encode)
+    try:
+        serve(config, folder, reply)
+    except Exception as error:
+        if not _is_for_user(error):
+            traceback.print_exc()
+        reply.send(Failed(NAME, f"{error}" or type(error).__name__))
+        reply.close(linger_s=1.0)
+        close_sockets()
+    # Not sys.exit: a step that is still running in another thread must not keep the process alive.
+    sys.stderr.flush()
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""A request on the text side: what a client asked for, and how far the answer is."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from sglang.srt.managers.io_struct import FinishReason, RequestStats, TextOutput
+from sglang.srt.sampling.sampling_params import SamplingParams
+
+
+class RequestError(ValueError):
+    """A request that can't be served; always answered with ``status_code`` and the message."""
+
+    def __init__(self, message: str, status_code: int = 400) -> None:
+        super().__init__(message)
+        self.status_code = status_code
+
+
+@dataclass(frozen=True, slots=True)
+class TextRequest:
+    """One prompt with its parameters; ``sampling.n`` of it makes that many samples."""
+
+    prompt: str | list[int]
+    sampling: SamplingParams
+    rid: str | None = None
+    stream: bool = False
+    add_special_tokens: bool = True  # to a prompt that is text
+    log_metrics: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What came since the last look at a sample."""
+
+    text: str
+    ids: list[int]
+
+
+class Sample:
+    """One answer in the making. Written by the tokenizer manager, read by an endpoint."""
+
+    def __init__(self, rid: str, request: TextRequest, prompt_ids: list[int], changed: asyncio.Event) -> None:
+        self.rid = rid
+        self.request = request
+        self.prompt_ids = prompt_ids
+        self.created_ts = time.time()
+        self.finished_ts: float | None = None
+        self.last_output_ts: float | None = None
+        self.text = ""
+        self.output_ids: list[int] = []
+        self.stats = RequestStats(len(prompt_ids), 0, 0)
+        self.finish: FinishReason | None = None
+        self._changed = changed
+        self._seen_text = 0
+        self._seen_ids = 0
+        self._seen_finish = False
+
+    def update(self, output: TextOutput, now: float) -> None:
+        self.text += output.new_text
+        self.output_ids.extend(output.new_ids)
+        self.stats = output.stats
+        self.end(output.finish, now)
+
+    def end(self, finish: FinishReason | None, now: float) -> None:
+        if finish is not None:
+            self.finish = finish
+            self.finished_ts = now
+        self._changed.set()
+
+    def take_delta(self) -> Delta | None:
+        """What is new since the last call; None if nothing is."""
+        ended = self.finish is not None
+        if len(self.output_ids) == self._seen_ids and ended == self._seen_finish:
+            return None
+        delta = Delta(self.text[self._seen_text :], self.output_ids[self._seen_ids :])
+        self._seen_text, self._seen_ids = len(self.text), len(self.output_ids)
+        self._seen_finish = ended
+        return delta
+
+
+class Group:
+    """The samples of one HTTP request, in the order of the prompts and then of ``n``."""
+
+    def __init__(self) -> None:
+        self.samples: list[Sample] = []
+        self.changed = asyncio.Event()
+
+    @property
+    def is_finished(self) -> bool:
+        return all(sample.finish is not None for sample in self.samples)
+
+    async def finished(self) -> list[Sample]:
+        while not self.is_finished:
+            self.changed.clear()
+            await self.changed.wait()
+        return self.samples
+
+    async def updates(self) -> AsyncIterator[tuple[int, Sample, Delta]]:
+        """Each sample's news as they come, with its index; ends when all samples have ended."""
+        while True:
+            self.changed.clear()
+            ended = self.is_finished
+            for index, sample in enumerate(self.samples):
+                delta = sample.take_delta()
+                if delta is not None:
+                    yield index, sample, delta
+            if ended:
+                return
+            await self.changed.wait()

@@ -1,0 +1,233 @@
+"""Between the endpoints and the scheduler: text to ids, checks, and which answer belongs to whom.
+
+Runs in the server's own process, in one asyncio loop. Everything here is called from that loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sglang.srt.managers.io_struct import (
+    AbortRequest,
+    ControlReply,
+    FinishReason,
+    FlushCacheRequest,
+    GenerateRequest,
+    GetStateRequest,
+    SetStateRequest,
+    TextBatch,
+    TextOutput,
+    ToScheduler,
+)
+from sglang.srt.managers.text_metrics import TextMetrics
+from sglang.srt.managers.text_request import Group, RequestError, Sample, TextRequest
+from sglang.srt.sampling.sampling_params import SamplingParams
+from sglang.srt.utils.text_tokenizer import TextTokenizer
+
+_SEED_BITS = 63
+_TOKENIZE_IN_THREAD = 4000  # characters: from here on it would hold up other requests
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What fits, as the scheduler has said."""
+
+    context_len: int
+    max_total_num_tokens: int  # in the KV cache
+    vocab_size: int
+
+
+class TokenizerManager:
+    def __init__(
+        self,
+        tokenizer: TextTokenizer,
+        limits: Limits,
+        send: Callable[[ToScheduler], None],
+        metrics: TextMetrics,
+        random_seed: int | None,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.limits = limits
+        self.failure: str | None = None  # set when the server can't go on
+        self.last_output_ts = 0.0
+        self._send = send
+        self._metrics = metrics
+        self._seeds = random.Random(random_seed)
+        self._samples: dict[str, Sample] = {}
+        self._replies: dict[str, asyncio.Future[ControlReply]] = {}
+
+    # ---- requests
+
+    async def submit(self, requests: Sequence[TextRequest]) -> Group:
+        """Start every sample of ``requests``, or none.
+
+        Raises:
+            RequestError: one of them can't be served.
+        """
+        prompts = [await self._tokenize(request) for request in requests]
+        self._refuse_if_failed()
+        group = Group()
+        new: list[tuple[Sample, SamplingParams]] = []
+        for request, ids in zip(requests, prompts, strict=True):
+            new += self._expand(request, ids, group)
+        self._refuse_duplicates([sample.rid for sample, _ in new])
+        for sample, sampling in new:
+            self._samples[sample.rid] = sample
+            group.samples.append(sample)
+            stream = sample.request.stream
+            self._send(GenerateRequest(sample.rid, sample.prompt_ids, sampling, stream, sample.created_ts))
+        return group
+
+    def abort(self, rid: str, reason: str) -> None:
+        """End the sample ``rid`` and the samples of a request ``rid``; unknown ones have ended already."""
+        for sample in list(self._samples.values()):
+            if rid in (sample.rid, sample.request.rid):
+                self._send(AbortRequest(sample.rid, reason=reason))
+
+    def abort_group(self, group: Group, reason: str) -> None:
+        for sample in group.samples:
+            if sample.finish is None:
+                self._send(AbortRequest(sample.rid, reason=reason))
+
+    def abort_all(self, reason: str) -> None:
+        self._send(AbortRequest("", abort_all=True, reason=reason))
+
+    def _expand(
+        self, request: TextRequest, ids: list[int], group: Group
+    ) -> list[tuple[Sample, SamplingParams]]:
+        sampling = self._fit(request.sampling, ids)
+        base = request.rid or uuid.uuid4().hex
+        if sampling.n == 1:
+            seed = sampling.sampling_seed
+            seed = self._seeds.getrandbits(_SEED_BITS) if seed is None else seed
+            return [(Sample(base, request, ids, group.changed), sampling.for_sample(0, seed))]
+        return [
+            (
+                Sample(f"{base}_{i}", request, ids, group.changed),
+                sampling.for_sample(i, self._seed_of(sampling, i)),
+            )
+            for i in range(sampling.n)
+        ]
+
+    def _seed_of(self, sampling: SamplingParams, index: int) -> int:
+        if sampling.sampling_seed is None:
+            return self._seeds.getrandbits(_SEED_BITS)
+        return sample_seed(sampling.sampling_seed, index)
+
+    async def _tokenize(self, request: TextRequest) -> list[int]:
+        prompt = request.prompt
+        if not isinstance(prompt, str):
+            ids = prompt
+        elif len(prompt) < _TOKENIZE_IN_THREAD:
+            ids = self.tokenizer.encode(prompt, request.add_special_tokens)
+        else:
+            ids = await asyncio.to_thread(self.tokenizer.encode, prompt, request.add_special_tokens)
+        if not ids:
+            raise RequestError("the prompt is empty: give at least one token")
+        wrong = next((i for i in ids if not 0 <= i < self.limits.vocab_size), None)
+        if wrong is not None:
+            raise RequestError(
+                f"token id {wrong} is outside the vocabulary (0 to {self.limits.vocab_size - 1})"
+            )
+        return ids
+
+    def _fit(self, sampling: SamplingParams, ids: list[int]) -> SamplingParams:
+        """``sampling`` with ``max_new_tokens`` set, after checking that prompt and answer fit."""
+        context = self.limits.context_len
+        most = min(context, self.limits.max_total_num_tokens)
+        if len(ids) >= most:
+            what = "the model's maximum context length" if most == context else "what the KV cache holds"
+            raise RequestError(
+                f"The input is too long: it has {len(ids)} tokens, and {what} is {most} tokens"
+                " (at least one is needed for the answer). Shorten the input."
+            )
+        wanted = sampling.max_new_tokens
+        if wanted is None:
+            return replace(sampling, max_new_tokens=context - len(ids))
+        if len(ids) + wanted > context:
+            raise RequestError(
+                f"The request is too long: {len(ids)} input tokens and {wanted} tokens for the answer are"
+                f" {len(ids) + wanted} tokens, and the model's maximum context length is {context} tokens."
+                f" Shorten the input, or ask for at most {context - len(ids)} new tokens."
+            )
+        return sampling
+
+    def _refuse_duplicates(self, rids: list[str]) -> None:
+        for position, rid in enumerate(rids):
+            if rid in self._samples or rid in rids[:position]:
+                raise RequestError(f"rid {rid!r} is in use by a request that is still running")
+
+    def _refuse_if_failed(self) -> None:
+        if self.failure is not None:
+            raise RequestError(self.failure, status_code=503)
+
+    # ---- control
+
+    async def flush_cache(self) -> ControlReply:
+        return await self._ask(lambda request_id: FlushCacheRequest(request_id))
+
+    async def get_state(self) -> dict[str, Any]:
+        return (await self._ask(lambda request_id: GetStateRequest(request_id))).body
+
+    async def set_state(self, server_args: dict[str, Any]) -> ControlReply:
+        return await self._ask(lambda request_id: SetStateRequest(request_id, server_args))
+
+    async def _ask(self, message: Callable[[str], ToScheduler]) -> ControlReply:
+        self._refuse_if_failed()
+        request_id = uuid.uuid4().hex
+        reply: asyncio.Future[ControlReply] = asyncio.get_running_loop().create_future()
+        self._replies[request_id] = reply
+        self._send(message(request_id))
+        return await reply
+
+    # ---- answers
+
+    def receive(self, message: TextBatch | ControlReply) -> None:
+        if isinstance(message, ControlReply):
+            reply = self._replies.pop(message.request_id, None)
+            if reply is not None and not reply.done():
+                reply.set_result(message)
+            return
+        now = self.last_output_ts = time.time()
+        for output in message.outputs:
+            self._receive_output(output, now)
+
+    def _receive_output(self, output: TextOutput, now: float) -> None:
+        sample = self._samples.get(output.rid)
+        if sample is None:
+            return  # it has been failed with the server; nobody waits for it
+        self._metrics.output(sample, output, now)
+        if output.new_ids:
+            sample.last_output_ts = now
+        if output.finish is not None:
+            del self._samples[output.rid]
+        sample.update(output, now)
+
+    def fail(self, message: str) -> None:
+        """Answer everything that waits with an error, and refuse what comes from now on."""
+        self.failure = message
+        finish = FinishReason("abort", message=message, status_code=500, err_type="InternalServerError")
+        samples, self._samples = self._samples, {}
+        for sample in samples.values():
+            sample.end(finish, time.time())
+        replies, self._replies = self._replies, {}
+        for request_id, reply in replies.items():
+            if not reply.done():
+                reply.set_result(ControlReply(request_id, ok=False, error=message))
+
+    @property
+    def num_running(self) -> int:
+        return len(self._samples)
+
+
+def sample_seed(seed: int, index: int) -> int:
+    """The seed of sample ``index`` of a request with n > 1: far from those of its neighbours."""
+    digest = hashlib.blake2b(f"{seed}:{index}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1

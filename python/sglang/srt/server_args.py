@@ -1,0 +1,296 @@
+"""Every setting of a server: one table (the fields), from which the command line is made.
+
+A flag that is here works. What SGLang has and this server does not is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from sglang.srt.configs.speculative_args import (
+    check_exact_verification,
+    parse_algorithm,
+    parse_threshold,
+    resolve_shape,
+)
+from sglang.srt.utils.flags import ServerArgsError, check_keywords, flag, parse_flags
+from sglang.srt.utils.upstream_flags import refused_flags
+
+_LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
+_NOT_ON_CPU = ("triton", "flashinfer", "fa3", "fa4", "trtllm_mla", "trtllm_mha", "flashmla", "cutlass_mla")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerArgs:
+    """As given by the user; ``resolve`` returns one with the derived values filled in."""
+
+    # ---- model
+    model_path: str | None = flag(
+        None,
+        str,
+        "model",
+        "folder of the model; without it the embedded model is served",
+        aliases=("--model",),
+    )
+    tokenizer_path: str | None = flag(None, str, "model", "folder of the tokenizer (default: the model's)")
+    load_format: str = flag(
+        "auto",
+        str,
+        "model",
+        "dummy: random weights of the right shapes",
+        choices=("auto", "safetensors", "dummy"),
+    )
+    trust_remote_code: bool = flag(
+        False,
+        bool,
+        "model",
+        "may be given, as in commands for SGLang; code from a checkpoint is never run here",
+    )
+    context_length: int | None = flag(
+        None, int, "model", "most tokens of a request (default: the model's limit)"
+    )
+    dtype: str = flag(
+        "auto",
+        str,
+        "model",
+        "dtype of weights and KV cache; auto: the checkpoint's",
+        choices=("auto", "half", "float16", "bfloat16", "float", "float32", "float64"),
+    )
+    device: str = flag("cpu", str, "model", "where the model runs", choices=("cpu", "cuda"))
+    served_model_name: str | None = flag(None, str, "model", "name the API shows (default: the model path)")
+    weight_version: str = flag("default", str, "model", "shown in meta_info and /model_info")
+    chat_template: str | None = flag(
+        None, str, "model", "Jinja file to use instead of the tokenizer's template"
+    )
+    sampling_defaults: str = flag(
+        "model",
+        str,
+        "model",
+        "where the OpenAI endpoints take sampling defaults from: generation_config.json, or OpenAI's own",
+        choices=("model", "openai"),
+    )
+    random_seed: int | None = flag(None, int, "model", "seed of requests that bring none (default: random)")
+
+    # ---- HTTP
+    host: str = flag("127.0.0.1", str, "HTTP server", "address to listen on")
+    port: int = flag(30000, int, "HTTP server", "port to listen on")
+    api_key: str | None = flag(None, str, "HTTP server", "clients must send it as a bearer token")
+    skip_server_warmup: bool = flag(False, bool, "HTTP server", "open without running a request first")
+    stream_interval: int = flag(1, int, "HTTP server", "tokens between two chunks of a stream")
+    incremental_streaming_output: bool = flag(
+        False,
+        bool,
+        "HTTP server",
+        "/generate streams what is new in each chunk rather than everything so far",
+    )
+
+    # ---- memory and schedule
+    mem_fraction_static: float | None = flag(
+        None, float, "memory and schedule", "share of the memory for weights and KV cache"
+    )
+    max_total_tokens: int | None = flag(None, int, "memory and schedule", "tokens the KV cache holds")
+    max_running_requests: int | None = flag(None, int, "memory and schedule", "requests that run at once")
+    max_queued_requests: int | None = flag(
+        None, int, "memory and schedule", "requests that may wait; more are refused with status 503"
+    )
+    chunked_prefill_size: int | None = flag(
+        None, int, "memory and schedule", "most prompt tokens of one request in one step (-1: whole prompts)"
+    )
+    max_prefill_tokens: int = flag(16384, int, "memory and schedule", "most prompt tokens in one step")
+    page_size: int = flag(1, int, "memory and schedule", "tokens in a page of the KV cache")
+    enable_mixed_chunk: bool = flag(
+        False, bool, "memory and schedule", "let prompt chunks and decoding requests share a step"
+    )
+    disable_overlap_schedule: bool = flag(
+        False, bool, "memory and schedule", "finish each step before planning the next"
+    )
+    disable_radix_cache: bool = flag(False, bool, "memory and schedule", "do not reuse prefixes of prompts")
+    attention_backend: str | None = flag(None, str, "memory and schedule", "torch_native")
+    tp_size: int = flag(1, int, "parallel", "only 1 works now", aliases=("--tp", "--tensor-parallel-size"))
+    dp_size: int = flag(1, int, "parallel", "only 1 works now", aliases=("--dp", "--data-parallel-size"))
+    ep_size: int = flag(1, int, "parallel", "only 1 works now", aliases=("--ep", "--expert-parallel-size"))
+    pp_size: int = flag(1, int, "parallel", "only 1 works now", aliases=("--pp", "--pipeline-parallel-size"))
+
+    # ---- speculative decoding
+    speculative_algorithm: str | None = flag(
+        None, str, "speculative decoding", "EAGLE3; NONE: plain decoding, also for the embedded model"
+    )
+    speculative_draft_model_path: str | None = flag(
+        None, str, "speculative decoding", "folder of the drafter", aliases=("--speculative-draft-model",)
+    )
+    speculative_draft_load_format: str | None = flag(
+        None,
+        str,
+        "speculative decoding",
+        "as --load-format, for the drafter (default: the same)",
+        choices=("auto", "safetensors", "dummy"),
+    )
+    speculative_num_steps: int | None = flag(None, int, "speculative decoding", "draft forwards in a step")
+    speculative_eagle_topk: int | None = flag(
+        None, int, "speculative decoding", "drafts kept at each node; 1: a chain"
+    )
+    speculative_num_draft_tokens: int | None = flag(
+        None, int, "speculative decoding", "rows a request has in the target's forward, the root counted"
+    )
+    speculative_accept_threshold_single: float = flag(1.0, float, "speculative decoding", "only 1.0: exact")
+    speculative_accept_threshold_acc: float = flag(1.0, float, "speculative decoding", "only 1.0: exact")
+    speculative_disable_bs_threshold: int | None = flag(
+        None,
+        str,
+        "speculative decoding",
+        "a decode step with more requests than this runs plain; 0: never speculate; unset: always",
+    )
+    speculative_capture_max_bs: int | None = flag(
+        None,
+        int,
+        "speculative decoding",
+        "most requests a speculative step is prepared for, and so how far the threshold can be raised later",
+    )
+
+    # ---- observability
+    log_level: str = flag("info", str, "observability", "what is logged", choices=_LOG_LEVELS)
+    decode_log_interval: int = flag(40, int, "observability", "decode steps between two log lines")
+    enable_metrics: bool = flag(False, bool, "observability", "serve Prometheus metrics at /metrics")
+
+    @staticmethod
+    def from_command_line(argv: Sequence[str], prog: str = "python -m sglang.launch_server") -> ServerArgs:
+        description = "Serve a language model over HTTP, with speculation that is chosen step by step."
+        values = parse_flags(ServerArgs, argv, prog, description, refused_flags())
+        return ServerArgs(**_with_number_threshold(values))
+
+    @staticmethod
+    def from_keywords(**values: Any) -> ServerArgs:
+        values = _with_number_threshold(values)
+        check_keywords(ServerArgs, {k: v for k, v in values.items() if k != _THRESHOLD}, refused_flags())
+        return ServerArgs(**values)
+
+    def resolve(self, architecture: str | None) -> ServerArgs:
+        """Check everything that can be checked without the model, and fill in derived values.
+
+        ``model_path`` is set by now; ``architecture`` is the first of the model's ``config.json``.
+
+        Raises:
+            ServerArgsError: one line for the user.
+        """
+        assert self.model_path is not None
+        _check_ranges(self)
+        _check_one_device(self)
+        return replace(
+            self,
+            tokenizer_path=self.tokenizer_path or self.model_path,
+            served_model_name=self.served_model_name or self.model_path,
+            attention_backend=_attention_backend(self.attention_backend),
+            **_speculative_values(self, architecture),
+        )
+
+    def public_dict(self) -> dict[str, Any]:
+        """Everything that may be shown to a client: not the key."""
+        values = asdict(self)
+        values["api_key"] = None if self.api_key is None else "***"
+        return values
+
+
+_THRESHOLD = "speculative_disable_bs_threshold"
+
+
+def _with_number_threshold(values: Mapping[str, Any]) -> dict[str, Any]:
+    given = dict(values)
+    if given.get(_THRESHOLD) is not None:
+        given[_THRESHOLD] = parse_threshold(given[_THRESHOLD])
+    return given
+
+
+def _check_ranges(args: ServerArgs) -> None:
+    def need(ok: bool, message: str) -> None:
+        if not ok:
+            raise ServerArgsError(message)
+
+    for name in (
+        "context_length", "max_total_tokens", "max_running_requests", "max_prefill_tokens", "page_size",
+        "stream_interval", "decode_log_interval", "speculative_capture_max_bs",
+    ):  # fmt: skip
+        value = getattr(args, name)
+        need(value is None or value >= 1, f"--{name.replace('_', '-')} must be at least 1, got {value}")
+    queued = args.max_queued_requests
+    need(queued is None or queued >= 0, f"--max-queued-requests must be at least 0, got {queued}")
+    chunk = args.chunked_prefill_size
+    need(
+        chunk is None or chunk == -1 or chunk >= 1,
+        f"--chunked-prefill-size must be at least 1, or -1 for whole prompts; got {chunk}",
+    )
+    fraction = args.mem_fraction_static
+    need(
+        fraction is None or 0 < fraction < 1,
+        f"--mem-fraction-static must be between 0 and 1, got {fraction}",
+    )
+    need(0 <= args.port <= 65535, f"--port must be from 0 (any free one) to 65535, got {args.port}")
+
+
+def _check_one_device(args: ServerArgs) -> None:
+    for name in ("tp", "dp", "ep", "pp"):
+        size = getattr(args, f"{name}_size")
+        if size != 1:
+            raise ServerArgsError(
+                f"--{name}-size {size} is not supported yet: this server runs on one device;"
+                " use 1, or leave it out"
+            )
+
+
+def _attention_backend(given: str | None) -> str:
+    if given in (None, "torch_native"):
+        return "torch_native"
+    why = "needs a kernel this server does not have yet" if given in _NOT_ON_CPU else "is unknown"
+    raise ServerArgsError(f"--attention-backend {given} {why}: use torch_native, or leave it out")
+
+
+def _speculative_values(args: ServerArgs, architecture: str | None) -> dict[str, Any]:
+    check_exact_verification(args.speculative_accept_threshold_single, args.speculative_accept_threshold_acc)
+    algorithm = parse_algorithm(args.speculative_algorithm)
+    if algorithm is None:
+        _refuse_without_algorithm(args)
+        return {"speculative_algorithm": None}
+    if args.speculative_draft_model_path is None:
+        raise ServerArgsError(
+            f"--speculative-algorithm {algorithm} needs --speculative-draft-model-path,"
+            " the folder of the drafter"
+        )
+    shape = resolve_shape(
+        args.speculative_num_steps,
+        args.speculative_eagle_topk,
+        args.speculative_num_draft_tokens,
+        architecture,
+    )
+    return {
+        "speculative_algorithm": algorithm,
+        "speculative_num_steps": shape.num_steps,
+        "speculative_eagle_topk": shape.eagle_topk,
+        "speculative_num_draft_tokens": shape.num_draft_tokens,
+        "speculative_draft_load_format": args.speculative_draft_load_format or args.load_format,
+    }
+
+
+def _refuse_without_algorithm(args: ServerArgs) -> None:
+    for name in (
+        "speculative_disable_bs_threshold", "speculative_capture_max_bs", "speculative_draft_model_path",
+        "speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens",
+        "speculative_draft_load_format",
+    ):  # fmt: skip
+        if getattr(args, name) is not None:
+            raise ServerArgsError(
+                f"--{name.replace('_', '-')} needs a drafter: add --speculative-algorithm EAGLE3"
+                " --speculative-draft-model-path FOLDER, or leave it out"
+            )
+
+
+def shape_warning(args: ServerArgs, architecture: str | None) -> str:
+    """A sentence about a value that ``resolve`` changes; empty if it changes none."""
+    if parse_algorithm(args.speculative_algorithm) is None:
+        return ""
+    return resolve_shape(
+        args.speculative_num_steps,
+        args.speculative_eagle_topk,
+        args.speculative_num_draft_tokens,
+        architecture,
+    ).warning

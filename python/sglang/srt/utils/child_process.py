@@ -1,0 +1,124 @@
+"""Processes that never outlive their parent.
+
+A child gets its configuration through a pipe on its standard input. The parent keeps the pipe open for as
+long as it lives, so the child reads the end of it the moment the parent is gone, however it went.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+_LENGTH_BYTES = 8
+_PARENT_CHECK_S = 0.5
+_PACKAGE_PARENT = Path(__file__).resolve().parents[3]
+_KILL_WITH_PARENT = b"\1"
+_ONLY_WATCH_PARENT = b"\0"
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    name: str
+    process: subprocess.Popen[bytes]
+
+    def exit_code(self) -> int | None:
+        return self.process.poll()
+
+
+# ---- in the parent
+
+
+def start_child(name: str, module: str, config: bytes) -> Child:
+    """Run ``python -m module`` with ``config``; in the child, ``read_config`` returns it."""
+    env = dict(os.environ)
+    inherited = env.get("PYTHONPATH")
+    env["PYTHONPATH"] = os.pathsep.join([str(_PACKAGE_PARENT), *([inherited] if inherited else [])])
+    process = subprocess.Popen([sys.executable, "-m", module], stdin=subprocess.PIPE, env=env)
+    assert process.stdin is not None
+    # The system ties the death signal to the thread that starts the child: only the main thread
+    # surely lives as long as the process.
+    is_main = threading.current_thread() is threading.main_thread()
+    try:
+        process.stdin.write(_KILL_WITH_PARENT if is_main else _ONLY_WATCH_PARENT)
+        process.stdin.write(len(config).to_bytes(_LENGTH_BYTES, "little") + config)
+        process.stdin.flush()
+    except BrokenPipeError:
+        pass  # it is dead already: its exit code says so
+    return Child(name, process)
+
+
+def stop_children(children: Sequence[Child], grace_s: float = 1.0) -> None:
+    """Ask, wait, kill; returns when every one is gone."""
+    for child in children:
+        if child.exit_code() is None:
+            child.process.terminate()
+    deadline = time.monotonic() + grace_s
+    for child in children:
+        try:
+            child.process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            child.process.kill()
+            child.process.wait()
+        if child.process.stdin is not None:
+            child.process.stdin.close()
+
+
+def describe_exit(name: str, code: int) -> str:
+    """One line for the user about a process that should not have ended."""
+    if code < 0:
+        try:
+            how = f"was killed by {signal.Signals(-code).name}"
+        except ValueError:
+            how = f"was killed by signal {-code}"
+        return f"the {name} process {how}"
+    return f"the {name} process ended with exit code {code}"
+
+
+# ---- in the child
+
+
+def read_config() -> bytes:
+    """What the parent gave ``start_child``. Called once, before ``end_with_parent``."""
+    ignore_interrupt()
+    source = sys.stdin.buffer
+    if source.read(1) == _KILL_WITH_PARENT and sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    length = int.from_bytes(source.read(_LENGTH_BYTES), "little")
+    config = source.read(length)
+    if len(config) < length:
+        raise SystemExit(1)  # the parent died before it had said anything
+    return config
+
+
+def ignore_interrupt() -> None:
+    """Ctrl-C reaches every process of the terminal; the parent alone decides what it means."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def end_with_parent(clean_up: Callable[[], Any]) -> None:
+    """Run ``clean_up`` and end this process as soon as the parent is gone."""
+
+    parent = os.getppid()
+
+    def watch() -> None:
+        # Looking at the parent's id too covers a pipe that another process has inherited (a fork of
+        # the parent): it would stay open.
+        while os.getppid() == parent:
+            readable, _, _ = select.select([sys.stdin.fileno()], [], [], _PARENT_CHECK_S)
+            if readable and not os.read(sys.stdin.fileno(), 1):
+                break
+        clean_up()
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent-watcher", daemon=True).start()

@@ -1,0 +1,137 @@
+"""A command line made from a dataclass: each field's metadata is its row of the flag table."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, NoReturn
+
+_KEY = "flag"
+
+
+class ServerArgsError(ValueError):
+    """The configuration is not acceptable; the message is one line that says what to write."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    kind: type  # bool: present or absent; else the type of the value
+    group: str
+    help: str
+    choices: tuple[str, ...]
+    aliases: tuple[str, ...]
+
+
+def flag(
+    default: Any,
+    kind: type,
+    group: str,
+    help: str,
+    *,
+    choices: tuple[str, ...] = (),
+    aliases: tuple[str, ...] = (),
+) -> Any:
+    """A dataclass field that is also a command line flag of the same name."""
+    return field(default=default, metadata={_KEY: Flag(kind, group, help, choices, aliases)})
+
+
+def flags_of(table: type) -> dict[str, tuple[Flag, Any]]:
+    """Field name -> (its flag, its default)."""
+    return {f.name: (f.metadata[_KEY], f.default) for f in fields(table) if _KEY in f.metadata}
+
+
+def option_name(field_name: str) -> str:
+    return "--" + field_name.replace("_", "-")
+
+
+class _OneLineParser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ServerArgsError(message)
+
+
+def build_parser(table: type, prog: str, description: str) -> argparse.ArgumentParser:
+    parser = _OneLineParser(prog=prog, description=description, allow_abbrev=False)
+    groups: dict[str, Any] = {}
+    for name, (row, default) in flags_of(table).items():
+        group = groups.setdefault(row.group, parser.add_argument_group(row.group))
+        names = [option_name(name), *row.aliases]
+        if row.kind is bool:
+            group.add_argument(*names, dest=name, action="store_true", default=default, help=row.help)
+            continue
+        shown = "" if default is None else f" (default: {default})"
+        group.add_argument(
+            *names,
+            dest=name,
+            type=_number(row.kind) if row.kind in (int, float) else row.kind,
+            choices=row.choices or None,
+            default=default,
+            help=row.help + shown,
+            metavar=None if row.choices else row.kind.__name__.upper(),
+        )
+    return parser
+
+
+def parse_flags(
+    table: type, argv: Sequence[str], prog: str, description: str, refused: Mapping[str, str]
+) -> dict[str, Any]:
+    """Field values from a command line.
+
+    ``refused`` maps options that are known elsewhere to the reason why they are not taken here.
+
+    Raises:
+        ServerArgsError: an unknown option, or a value of the wrong kind.
+    """
+    parser = build_parser(table, prog, description)
+    for word in argv:
+        option = word.partition("=")[0]
+        if option in refused:
+            raise ServerArgsError(refused[option])
+    values, extra = parser.parse_known_args(list(argv))
+    if extra:
+        options = [o for name, (row, _) in flags_of(table).items() for o in (option_name(name), *row.aliases)]
+        raise ServerArgsError(_unknown(extra[0], options))
+    return vars(values)
+
+
+def check_keywords(table: type, values: Mapping[str, Any], refused: Mapping[str, str]) -> None:
+    """The checks of ``parse_flags`` for values given as keyword arguments."""
+    known = flags_of(table)
+    for name, value in values.items():
+        option = option_name(name)
+        if name not in known:
+            raise ServerArgsError(refused.get(option) or _unknown(name, list(known)))
+        row, default = known[name]
+        if value is None and default is None:
+            continue
+        accepted = (int, float) if row.kind is float else (row.kind,)
+        if not isinstance(value, accepted) or (isinstance(value, bool) and row.kind is not bool):
+            raise ServerArgsError(f"{name} must be of type {row.kind.__name__}, got {value!r}")
+        if row.choices and value not in row.choices:
+            raise ServerArgsError(f"{name} must be one of {', '.join(row.choices)}; got {value!r}")
+
+
+def _number(kind: type) -> Any:
+    def parse(text: str) -> Any:
+        try:
+            return kind(text)
+        except ValueError:
+            need = "a whole number" if kind is int else "a number"
+            raise argparse.ArgumentTypeError(f"needs {need}, got {text!r}") from None
+
+    return parse
+
+
+def _unknown(word: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(word.partition("=")[0], known, n=1)
+    hint = f"did you mean {close[0]}?" if close else "--help lists what there is"
+    what = "unknown flag" if word.startswith("-") else "unexpected argument"
+    return f"{what} {word}: {hint}"
+
+
+def exit_with_error(message: str) -> NoReturn:
+    """The only way a wrong configuration ends: one line on stderr, exit code 1."""
+    print(f"error: {' '.join(message.split())}", file=sys.stderr, flush=True)
+    raise SystemExit(1)

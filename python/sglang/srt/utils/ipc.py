@@ -1,0 +1,83 @@
+"""Sockets between the processes of one server, and the private folder they lie in."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import zmq
+
+T = TypeVar("T")
+
+_LONGEST_SOCKET_PATH = 90  # of 107 bytes that the system allows
+
+
+def make_run_folder() -> Path:
+    """A folder only this user can enter; whoever ends last removes it with ``remove_run_folder``."""
+    folder = Path(tempfile.mkdtemp(prefix="sglang-"))
+    if len(str(folder)) > _LONGEST_SOCKET_PATH - 20:
+        folder.rmdir()
+        folder = Path(tempfile.mkdtemp(prefix="sglang-", dir="/tmp"))
+    return folder
+
+
+def remove_run_folder(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def endpoint(folder: Path, name: str) -> str:
+    return f"ipc://{folder / name}"
+
+
+class Sender:
+    """One end of a pipe: sends to the process that receives at ``address``. Never blocks, never drops."""
+
+    def __init__(self, address: str, encode: Callable[[Any], bytes]) -> None:
+        self._socket = zmq.Context.instance().socket(zmq.PUSH)
+        self._socket.set_hwm(0)
+        self._socket.connect(address)
+        self._encode = encode
+
+    def send(self, message: Any) -> None:
+        self._socket.send(self._encode(message))
+
+    def close(self, linger_s: float = 0.0) -> None:
+        """``linger_s``: how long what was sent last may still take to leave."""
+        self._socket.close(linger=int(linger_s * 1000))
+
+
+class Receiver(Generic[T]):
+    """The other end: receives what several senders send to ``address``."""
+
+    def __init__(self, address: str, decode: Callable[[bytes], T]) -> None:
+        self._socket = zmq.Context.instance().socket(zmq.PULL)
+        self._socket.set_hwm(0)
+        self._socket.bind(address)
+        self._decode = decode
+
+    @property
+    def file_descriptor(self) -> int:
+        """Becomes readable when a message *may* have come (edge-triggered: then read all)."""
+        return int(self._socket.getsockopt(zmq.FD))
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Whether a message is there, after at most ``timeout_s`` (None: however long it takes)."""
+        return bool(self._socket.poll(None if timeout_s is None else int(timeout_s * 1000)))
+
+    def receive_all(self) -> list[T]:
+        """Every message that is there now; does not wait."""
+        messages = []
+        while self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            messages.append(self._decode(self._socket.recv()))
+        return messages
+
+    def close(self) -> None:
+        self._socket.close(linger=0)
+
+
+def close_sockets() -> None:
+    """Wait until lingering senders are done, then end the library's threads in this process."""
+    zmq.Context.instance().term()

@@ -1,0 +1,107 @@
+"""Text to ids and back, from a folder's ``tokenizer.json``. Needs no torch and no transformers."""
+
+from __future__ import annotations
+
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+
+class TokenizerError(ValueError):
+    """The folder has no usable tokenizer; the message is one line for the user."""
+
+
+class TextTokenizer:
+    def __init__(self, tokenizer: Tokenizer, config: dict[str, Any], folder: Path) -> None:
+        self._tokenizer = tokenizer
+        self.config = config
+        self.folder = folder
+
+    @staticmethod
+    def from_folder(path: str | Path) -> TextTokenizer:
+        folder = Path(path)
+        file = folder / "tokenizer.json"
+        if not file.is_file():
+            raise TokenizerError(
+                f"no tokenizer.json in {folder}: give the folder of a fast tokenizer with --tokenizer-path"
+            )
+        try:
+            tokenizer = Tokenizer.from_file(str(file))
+            config = _read_json(folder / "tokenizer_config.json")
+        except Exception as error:  # the library raises bare Exception for a file it can't read
+            raise TokenizerError(f"the tokenizer in {folder} can't be read: {error}") from error
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        return TextTokenizer(tokenizer, config, folder)
+
+    @property
+    def vocab_size(self) -> int:
+        return self._tokenizer.get_vocab_size(with_added_tokens=True)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+    def special_token(self, name: str) -> str | None:
+        """``bos_token``, ``eos_token``, … as text."""
+        value = self.config.get(name)
+        return value.get("content") if isinstance(value, dict) else value
+
+    def special_tokens(self) -> dict[str, str]:
+        """Name -> text, of those that are set: what a chat template may use."""
+        names = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+        return {name: text for name in names if (text := self.special_token(name)) is not None}
+
+    @property
+    def eos_token_id(self) -> int | None:
+        text = self.special_token("eos_token")
+        return None if text is None else self._tokenizer.token_to_id(text)
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        return frozenset(i for i, t in self._tokenizer.get_added_tokens_decoder().items() if t.special)
+
+    @cached_property
+    def is_byte_level(self) -> bool:
+        """Whether decoding is joining the bytes of tokens (GPT-2's way): it can be done one by one."""
+        decoder = json.loads(self._tokenizer.to_str()).get("decoder") or {}
+        parts = decoder.get("decoders", [decoder]) if decoder.get("type") == "Sequence" else [decoder]
+        return [part.get("type") for part in parts] == ["ByteLevel"]
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of a token of a byte-level tokenizer; empty for an id that it lacks."""
+        token = self._tokenizer.id_to_token(token_id)
+        if token is None:
+            return b""
+        table = _BYTE_OF_CHARACTER
+        if all(character in table for character in token):
+            return bytes(table[character] for character in token)
+        return str(token).encode()
+
+
+def _build_byte_table() -> dict[str, int]:
+    """GPT-2's printable stand-ins: printable bytes are themselves, the others follow from U+0100."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    table = {chr(byte): byte for byte in printable}
+    others = (byte for byte in range(256) if byte not in set(printable))
+    table.update({chr(0x100 + i): byte for i, byte in enumerate(others)})
+    return table
+
+
+_BYTE_OF_CHARACTER = _build_byte_table()
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    value = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(value, dict):
+        raise ValueError(f"{path.name} is not a JSON object")
+    return value
