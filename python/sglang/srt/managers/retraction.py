@@ -29,10 +29,11 @@ class Retractor:
         """No step is in flight: the victim's length is exact and its pages are free at once.
 
         It comes back as a prefill of all its known ids, before everything that waits. A request
-        that has the device to itself cannot be helped that way and ends with an error.
+        that has the device to itself cannot be helped that way and ends with an error, unless it
+        holds pages whose contents the cache has too: coming back, it uses the cache's.
         """
         running = self._table.running()
-        if len(running) == 1:
+        if len(running) == 1 and not running[0].duplicate_pages:
             self._finisher.finish(running[0], pool_is_full(running[0], self._budget.token_capacity))
             return
         victim = min(running, key=_loss)

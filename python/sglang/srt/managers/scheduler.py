@@ -62,7 +62,7 @@ class Scheduler:
         eos_ids: Sequence[int],
         emit: Callable[[TokenBatch], None],
         reply: Callable[[ControlReply], None],
-        sink: MetricsSink,
+        metrics: MetricsSink,
         clock: Callable[[], float],
     ) -> None:
         info = executor.info
@@ -71,7 +71,6 @@ class Scheduler:
         self._config = config
         self._clock = clock
         self._in_flight: LaunchedStep | None = None
-        self._is_idle = False
         self.cache = cache
         self.pages = PageAllocator(info.num_pages)
         self.slots = SlotAllocator(info.num_slots)
@@ -80,7 +79,7 @@ class Scheduler:
         self._settings = ToggleSettings(
             config.speculative_disable_bs_threshold, info.max_spec_rows, has_drafter
         )
-        self._stats = StatsRecorder(sink, config.decode_log_interval, has_drafter)
+        self._stats = StatsRecorder(metrics, config.decode_log_interval, has_drafter)
         self._outputs = OutputQueue(emit, config.stream_interval)
         self._releaser = Releaser(self._budget, self.slots, cache, has_drafter)
         self._finisher = Finisher(self.table, self._releaser, self._outputs, self._stats)
@@ -94,7 +93,7 @@ class Scheduler:
         self._controls = Controls(
             self.table, self._budget, cache, self._settings, self._stats, config, info, reply
         )
-        sink.constants(_constants(info))
+        metrics.constants(_constants(info))
 
     def _make_planner(self, policy: Policy, info: ExecutorInfo) -> Planner:
         prefill = PrefillPlanner(
@@ -140,6 +139,7 @@ class Scheduler:
         victims = self.table.all() if message.abort_all else [] if found is None else [found]
         for request in victims:
             self._finisher.finish(request, abort_reason(message.reason))
+        self._report_load()
 
     def _flush_cache(self, message: FlushCacheRequest) -> None:
         if self.table.is_empty:
@@ -163,7 +163,10 @@ class Scheduler:
         if self._config.disable_overlap:
             committed = self._commit_in_flight()
         emitted = self._outputs.flush()
-        return self._note_progress(launched is not None or committed or emitted)
+        self._report_load()
+        progressed = launched is not None or committed or emitted
+        assert progressed or not self.has_work, "requests wait, and nothing can run"
+        return progressed
 
     def drain(self) -> None:
         """Work until everything received has been answered."""
@@ -181,14 +184,10 @@ class Scheduler:
         self._committer.commit(step.planned, result, self._clock())
         return True
 
-    def _note_progress(self, progressed: bool) -> bool:
-        assert progressed or self.table.is_empty, "requests wait, and nothing can run"
-        if progressed or not self._is_idle:
-            self._stats.load(self._committer.load(), self._budget.num_evicted * self._budget.page_size)
-        if not progressed:
+    def _report_load(self) -> None:
+        self._stats.load(self._committer.load(), self._budget.num_evicted * self._budget.page_size)
+        if not self.has_work:
             self._stats.idle()
-        self._is_idle = not progressed
-        return progressed
 
     def internal_state(self) -> dict[str, Any]:
         return self._controls.internal_state()

@@ -13,6 +13,8 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 # first blank the tokenizer drops) still decodes the part that matters.
 WINDOW_MARGIN = 4
 
+_INCOMPLETE = "\ufffd"  # stands for the bytes of a character that is not complete yet
+
 
 @dataclass(frozen=True, slots=True)
 class StopHit:
@@ -51,18 +53,19 @@ class StopChecker:
 
     def _check_strings(self, request: Request, new_ids: Sequence[int]) -> StopHit | None:
         params = request.params
-        outputs = request.ids[max(request.prompt_len, len(request.ids) - self._window(params)) :]
-        if self._find(params.stop, outputs + list(new_ids)) is None:
+        ids = request.ids[max(request.prompt_len, len(request.ids) - self._window(params)) :]
+        text = self._decode([*ids, *new_ids])
+        if not any(stop in text for stop in params.stop):
             return None
-        for count in range(1, len(new_ids) + 1):
-            matched = self._find(params.stop, outputs + list(new_ids[:count]))
-            if matched is None or request.num_outputs + count < params.min_new_tokens:
-                continue
-            before = outputs + list(new_ids[: count - 1])
-            if params.min_new_tokens and self._find((matched,), before) is not None:
-                continue  # an old match, from before min_new_tokens
-            trim = None if params.no_stop_trim else matched
-            return StopHit(count, FinishReason(type="stop", matched=matched), trim)
+        before = self._decode(ids) if ids else ""
+        for count, token in enumerate(new_ids, start=1):
+            ids = [*ids, token]
+            after = self._decode(ids)
+            matched = _new_match(params.stop, before, after)
+            if matched is not None and request.num_outputs + count >= params.min_new_tokens:
+                trim = None if params.no_stop_trim else matched
+                return StopHit(count, FinishReason(type="stop", matched=matched), trim)
+            before = after
         return None
 
     @staticmethod
@@ -70,11 +73,13 @@ class StopChecker:
         """So many ids back a match that ends in a new id can begin (an id is at least one byte)."""
         return max(len(stop.encode()) for stop in params.stop) + WINDOW_MARGIN
 
-    def _find(self, stops: Sequence[str], ids: list[int]) -> str | None:
-        """The stop string that comes first in the text."""
-        if not ids:
-            return None
-        text = self._decode(ids)
-        places = [(text.find(stop), order) for order, stop in enumerate(stops)]
-        found = [place for place in places if place[0] >= 0]
-        return stops[min(found)[1]] if found else None
+
+def _new_match(stops: Sequence[str], before: str, after: str) -> str | None:
+    """The stop string that comes first among those that end in what ``after`` adds to ``before``.
+
+    A match that was complete before is no matter: it lay before ``min_new_tokens``.
+    """
+    certain = len(before.rstrip(_INCOMPLETE))
+    places = [(after.find(stop, max(0, certain - len(stop) + 1)), order) for order, stop in enumerate(stops)]
+    found = [place for place in places if place[0] >= 0]
+    return stops[min(found)[1]] if found else None
