@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from sglang.srt.model_executor.executor import Executor
+from sglang.srt.model_executor.in_process_executor import InProcessExecutor
 from sglang.srt.model_executor.step_plan import (
     PageWrite,
     PrefillChunk,
@@ -45,15 +45,21 @@ class DrivenRequest:
 
 
 class PlanDriver:
-    """Requests live in slots 1, 2, … ; each step covers those asked for."""
+    """Requests live in slots 1, 2, … ; each step covers those asked for.
 
-    def __init__(self, executor: Executor, page_seed: int = 0) -> None:
+    ``poison``: pages are NaN until they are written and after they are given back, so whoever reads
+    a place it must not read is found out.
+    """
+
+    def __init__(self, executor: InProcessExecutor, page_seed: int = 0, poison: bool = True) -> None:
         self.executor = executor
+        self.poison = poison
         self.info = executor.info
         self.free_pages = list(range(1, self.info.num_pages + 1))
         random.Random(page_seed).shuffle(self.free_pages)
         self.free_slots = list(range(self.info.num_slots, 0, -1))
         self.step_id = 0
+        self._poison(self.free_pages)
 
     def add(self, prompt: Sequence[int], sampling: SlotSampling = GREEDY, chunk: int = 0) -> DrivenRequest:
         """Admit a prompt and run its prefill, ``chunk`` tokens a step (0: at once)."""
@@ -131,9 +137,21 @@ class PlanDriver:
 
     def release(self, request: DrivenRequest) -> None:
         """Give slot and pages back."""
+        self._poison(request.pages)
         self.free_pages += request.pages
         self.free_slots.append(request.slot)
         request.pages = []
+
+    def reserve(self, request: DrivenRequest, num_places: int) -> None:
+        """Make the pages reach ``num_places`` tokens, with a step that runs nothing."""
+        self.step_id += 1
+        writes = tuple(self._grow(request, num_places))
+        self.executor.launch(StepPlan(self.step_id, StepKind.IDLE, page_writes=writes)).wait()
+
+    def _poison(self, pages: Sequence[int]) -> None:
+        if self.poison:
+            for pool in self.executor.worker.pools:
+                pool.poison(pages)
 
     def _grow(self, request: DrivenRequest, num_places: int) -> list[PageWrite]:
         have = len(request.pages)

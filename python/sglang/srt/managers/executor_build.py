@@ -66,7 +66,8 @@ def build_executor(args: ExecutorArgs) -> InProcessExecutor:
     dtype = _dtype(args.dtype, model_config, device)
     models = _load_models(args, model_config, spec, dtype, device)
     config = _worker_config(args, models, spec, dtype, device)
-    worker, kv_bytes = _assemble(args, config, models)
+    worker = _assemble(args, config, models)
+    kv_bytes = sum(pool.bytes for pool in worker.pools)
     info = ExecutorInfo(
         num_slots=config.num_slots,
         num_pages=config.num_pages,
@@ -175,16 +176,16 @@ def _bytes_per_place(shape: KVShape, dtype: torch.dtype) -> int:
     return shape.num_layers * shape.num_kv_heads * 2 * shape.head_dim * dtype.itemsize
 
 
-def _assemble(args: ExecutorArgs, config: WorkerConfig, models: _Models) -> tuple[Worker, int]:
-    """The worker, and the bytes of its KV pools."""
+def _assemble(args: ExecutorArgs, config: WorkerConfig, models: _Models) -> Worker:
     state = SlotState(config)
     sampler = Sampler(config.num_rows, config.vocab_size, config.device)
     pool = _pool(models.target.kv_shape, config)
     backend = _backend(args.attention_backend, pool, state)
-    drafter, draft_bytes = None, 0
+    pools: tuple[MHAKVPool, ...] = (pool,)
+    drafter = None
     if models.drafter is not None and config.spec is not None:
         draft_pool = _pool(models.drafter.kv_shape, config)
-        draft_bytes = draft_pool.bytes
+        pools = (pool, draft_pool)
         drafter = EAGLEWorkerV2(
             models.drafter,
             draft_pool,
@@ -195,7 +196,7 @@ def _assemble(args: ExecutorArgs, config: WorkerConfig, models: _Models) -> tupl
             models.drafter.feature_size,
         )
     runner = StepRunner(state, sampler, models.target, pool, backend, drafter)
-    return Worker(config, state, sampler, runner), pool.bytes + draft_bytes
+    return Worker(config, state, sampler, pools, drafter, runner)
 
 
 def _pool(shape: KVShape, config: WorkerConfig) -> MHAKVPool:

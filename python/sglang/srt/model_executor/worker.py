@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from sglang.srt.mem_cache.kv_pool import MHAKVPool
 from sglang.srt.model_executor.config import WorkerConfig
+from sglang.srt.model_executor.drafter import Drafter
 from sglang.srt.model_executor.slot_state import SlotState
 from sglang.srt.model_executor.step import StepOutput, StepRunner
 from sglang.srt.model_executor.step_plan import StepKind, StepPlan
@@ -14,10 +16,20 @@ from sglang.srt.sampling.sampler import Sampler
 class Worker:
     """Applies a plan: admissions, page writes, then the step."""
 
-    def __init__(self, config: WorkerConfig, state: SlotState, sampler: Sampler, runner: StepRunner) -> None:
+    def __init__(
+        self,
+        config: WorkerConfig,
+        state: SlotState,
+        sampler: Sampler,
+        pools: tuple[MHAKVPool, ...],  # the target's, then the drafter's
+        drafter: Drafter | None,
+        runner: StepRunner,
+    ) -> None:
         self.config = config
         self.state = state
         self.sampler = sampler
+        self.pools = pools
+        self.drafter = drafter
         self._runner = runner
 
     @torch.inference_mode()

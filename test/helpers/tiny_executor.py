@@ -1,0 +1,57 @@
+"""Executors over tiny random models, float64 unless told otherwise; folders are written once."""
+
+from __future__ import annotations
+
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from helpers.tiny_models import write_tiny_eagle3, write_tiny_llama, write_tiny_qwen2, write_tiny_qwen3
+
+from sglang.srt.configs.executor_args import ExecutorArgs
+from sglang.srt.managers.executor_build import build_executor
+from sglang.srt.model_executor.in_process_executor import InProcessExecutor
+
+WRITERS = {"llama": write_tiny_llama, "qwen2": write_tiny_qwen2, "qwen3": write_tiny_qwen3}
+CONTEXT = 1024
+
+
+@cache
+def _root() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="tiny_models_")  # removed when the process ends
+
+
+@cache
+def target_folder(family: str = "llama", vocab_size: int = 256) -> Path:
+    folder = Path(_root().name) / f"{family}-{vocab_size}"
+    return WRITERS[family](folder, vocab_size=vocab_size, max_position_embeddings=CONTEXT)
+
+
+@cache
+def draft_folder(family: str = "llama", vocab_size: int = 256, draft_vocab: int | None = 128) -> Path:
+    folder = Path(_root().name) / f"{family}-{vocab_size}-eagle3-{draft_vocab}"
+    return write_tiny_eagle3(folder, target_folder(family, vocab_size), draft_vocab=draft_vocab)
+
+
+def tiny_executor(
+    shape: tuple[int, int, int] | None = None,  # steps, topk, draft tokens; None: no drafter
+    family: str = "llama",
+    vocab_size: int = 256,
+    draft_vocab: int | None = 128,
+    **args: Any,
+) -> InProcessExecutor:
+    defaults: dict[str, Any] = {
+        "dtype": "float64",
+        "max_total_tokens": 4096,
+        "max_running_requests": 8,
+        "context_length": 1000,
+    }
+    if shape is not None:
+        defaults |= {
+            "draft_model_path": str(draft_folder(family, vocab_size, draft_vocab)),
+            "num_steps": shape[0],
+            "topk": shape[1],
+            "num_draft_tokens": shape[2],
+        }
+    return build_executor(ExecutorArgs(str(target_folder(family, vocab_size)), **(defaults | args)))

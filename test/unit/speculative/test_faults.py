@@ -1,0 +1,45 @@
+"""A row whose numbers are broken is reported, and the others are as if it were not there."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from helpers.plan_driver import GREEDY, PlanDriver
+from helpers.tiny_executor import tiny_executor
+
+from sglang.srt.model_executor.step_plan import SlotSampling
+
+WARM = SlotSampling(temperature=1.0, seed=8)
+
+
+@pytest.mark.parametrize("shape", [(3, 1, 4), (3, 3, 9)], ids=str)
+@pytest.mark.parametrize("speculate", [False, True])
+def test_a_broken_cache_ends_one_request(shape: tuple[int, int, int], speculate: bool) -> None:
+    driver = PlanDriver(tiny_executor(shape))
+    draft_len = shape[0] if speculate else 0
+    prompts = [[5, 9, 200], [7, 7], [31, 8, 4, 4]]
+    expected = driver.generate(
+        [driver.add(p, s) for p, s in zip(prompts, (GREEDY, WARM, WARM), strict=True)], 20
+    )
+    requests = [driver.add(p, s) for p, s in zip(prompts, (GREEDY, WARM, WARM), strict=True)]
+    broken, others = requests[1], [requests[0], requests[2]]
+    driver.step(requests, draft_len)
+    for pool in driver.executor.worker.pools:
+        pool.kv[:, broken.pages[0]] = math.nan
+    driver.step(requests, draft_len)
+    assert broken.faulty and not any(r.faulty for r in others)
+    assert broken.output[-1] == 0
+    for _ in range(3):  # it may be stepped until the scheduler has heard of it
+        driver.step(requests, draft_len)
+    assert driver.generate(others, 20, draft_len) == [expected[0], expected[2]]
+
+
+def test_a_broken_drafter_costs_speed_only() -> None:
+    driver = PlanDriver(tiny_executor((3, 3, 9)))
+    expected = driver.generate([driver.add([5, 9, 200], WARM)], 20)
+    request = driver.add([5, 9, 200], WARM)
+    for _ in range(5):
+        driver.executor.worker.state.draft_feature[request.slot] = math.nan
+        driver.step([request], 3)
+    assert driver.generate([request], 20, 3) == expected and not request.faulty
