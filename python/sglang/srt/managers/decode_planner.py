@@ -18,6 +18,7 @@ class Blocked(StrEnum):
     """Why there is no plan."""
 
     NOTHING_TO_RUN = "nothing_to_run"
+    PLAN_AGAIN = "plan_again"  # the last running request gave up its pages: others can be admitted now
     COMMIT_FIRST = "commit_first"  # pages are short by the bounds; exact lengths or freed pages may do
 
 
@@ -57,6 +58,7 @@ class DecodePlanner:
         self._spec = spec
 
     def plan(self, step_in_flight: bool) -> DecodeWork | Blocked:
+        blocked = Blocked.NOTHING_TO_RUN
         while rows := self._rows():
             needs = self._needs(rows)
             if needs.plain <= self._budget.num_available:
@@ -64,7 +66,8 @@ class DecodePlanner:
             if step_in_flight:
                 return Blocked.COMMIT_FIRST
             self._retractor.retract_one()
-        return Blocked.NOTHING_TO_RUN
+            blocked = Blocked.PLAN_AGAIN
+        return blocked
 
     def plan_mixed(self) -> DecodeWork | None:
         """Rows to run beside prefill chunks; none if they do not fit (then prefill runs alone)."""

@@ -43,11 +43,8 @@ class OutputQueue:
         interval = request.params.stream_interval or self._stream_interval
         return request.num_emitted == 0 or num_new >= interval
 
-    def flush(self) -> bool:
-        """Whether there was anything to emit."""
-        if not self._outputs:
-            return False
-        batch = TokenBatch(outputs=self._outputs)
-        self._outputs = []
-        self._emit(batch)
-        return True
+    def flush(self) -> None:
+        if self._outputs:
+            batch = TokenBatch(outputs=self._outputs)
+            self._outputs = []
+            self._emit(batch)

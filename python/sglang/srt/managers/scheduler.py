@@ -13,7 +13,7 @@ from typing import Any
 from sglang.srt.managers.admission import PrefillPlanner
 from sglang.srt.managers.commit import Committer
 from sglang.srt.managers.control import Controls
-from sglang.srt.managers.decode_planner import DecodePlanner
+from sglang.srt.managers.decode_planner import Blocked, DecodePlanner
 from sglang.srt.managers.finish import BAD_REQUEST, UNAVAILABLE, Finisher, abort_reason
 from sglang.srt.managers.intake import Intake
 from sglang.srt.managers.io_struct import (
@@ -162,9 +162,9 @@ class Scheduler:
         self._in_flight = launched
         if self._config.disable_overlap:
             committed = self._commit_in_flight()
-        emitted = self._outputs.flush()
+        self._outputs.flush()
         self._report_load()
-        progressed = launched is not None or committed or emitted
+        progressed = launched is not None or committed or planned is Blocked.PLAN_AGAIN
         assert progressed or not self.has_work, "requests wait, and nothing can run"
         return progressed
 
