@@ -11,6 +11,7 @@ class ExecutorArgs:
     draft_model_path: str | None = None  # None: no drafter
     load_format: str = "auto"  # auto, or dummy: random weights from random_seed
     draft_load_format: str | None = None  # None: as the target's
+    draft_load_format: str | None = None  # None: as load_format
     dtype: str = "auto"  # auto: float32 on a CPU, the checkpoint's elsewhere
     device: str = "cpu"
     page_size: int = 1

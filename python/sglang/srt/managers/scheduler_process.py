@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from sglang.srt.configs.executor_args import ExecutorArgs
 from sglang.srt.configs.model_config import ModelConfig, ModelConfigError
+from sglang.srt.managers.executor_settings import DEFAULT_RUNNING_REQUESTS, executor_args
 from sglang.srt.managers.io_struct import Failed, Ready, TokenBatch, ToScheduler, encode, scheduler_decoder
 from sglang.srt.managers.metrics import MetricsSink, NullSink
 from sglang.srt.managers.scheduler import Scheduler
@@ -30,8 +30,6 @@ from sglang.srt.utils.log import configure_logging
 from sglang.srt.utils.text_tokenizer import TextTokenizer, TokenizerError
 
 NAME = "scheduler"
-_DEFAULT_RUNNING_REQUESTS = 128
-_DEFAULT_MEM_FRACTION = 0.6
 _DEFAULT_CHUNK = 2048
 _GPU_DEVICE_FILE = Path("/dev/nvidiactl")
 
@@ -43,36 +41,9 @@ class SchedulerProcessConfig(msgspec.Struct, frozen=True):
     args: ServerArgs  # resolved
 
 
-def executor_args(args: ServerArgs) -> ExecutorArgs:
-    assert args.model_path is not None and args.attention_backend is not None
-    speculates = args.speculative_algorithm is not None
-    capture = args.speculative_capture_max_bs
-    if capture is None and args.speculative_disable_bs_threshold:
-        capture = args.speculative_disable_bs_threshold
-    return ExecutorArgs(
-        model_path=args.model_path,
-        draft_model_path=args.speculative_draft_model_path if speculates else None,
-        load_format=args.load_format,
-        draft_load_format=args.speculative_draft_load_format,
-        dtype=args.dtype,
-        device=args.device,
-        page_size=args.page_size,
-        max_total_tokens=args.max_total_tokens,
-        mem_fraction_static=args.mem_fraction_static or _DEFAULT_MEM_FRACTION,
-        max_running_requests=args.max_running_requests or _DEFAULT_RUNNING_REQUESTS,
-        context_length=args.context_length,
-        attention_backend=args.attention_backend,
-        num_steps=args.speculative_num_steps or 0,
-        topk=args.speculative_eagle_topk or 1,
-        num_draft_tokens=args.speculative_num_draft_tokens or 0,
-        capture_max_bs=capture,
-        random_seed=args.random_seed or 0,
-    )
-
-
 def scheduler_config(args: ServerArgs, info: ExecutorInfo) -> SchedulerConfig:
     return SchedulerConfig(
-        max_running_requests=min(args.max_running_requests or _DEFAULT_RUNNING_REQUESTS, info.num_slots),
+        max_running_requests=min(args.max_running_requests or DEFAULT_RUNNING_REQUESTS, info.num_slots),
         chunked_prefill_size=args.chunked_prefill_size or _DEFAULT_CHUNK,
         max_prefill_tokens=args.max_prefill_tokens,
         max_queued_requests=args.max_queued_requests,

@@ -1,0 +1,39 @@
+"""From a server's settings to an executor's."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sglang.srt.configs.executor_args import ExecutorArgs
+from sglang.srt.server_args import ServerArgs
+
+DEFAULT_RUNNING_REQUESTS: Final = 128
+DEFAULT_MEM_FRACTION: Final = 0.6
+
+
+def executor_args(args: ServerArgs) -> ExecutorArgs:
+    """``args`` are resolved."""
+    assert args.model_path is not None and args.attention_backend is not None
+    speculates = args.speculative_algorithm is not None
+    capture = args.speculative_capture_max_bs
+    if capture is None and args.speculative_disable_bs_threshold:
+        capture = args.speculative_disable_bs_threshold
+    return ExecutorArgs(
+        model_path=args.model_path,
+        draft_model_path=args.speculative_draft_model_path if speculates else None,
+        load_format=args.load_format,
+        draft_load_format=args.speculative_draft_load_format,
+        dtype=args.dtype,
+        device=args.device,
+        page_size=args.page_size,
+        max_total_tokens=args.max_total_tokens,
+        mem_fraction_static=args.mem_fraction_static or DEFAULT_MEM_FRACTION,
+        max_running_requests=args.max_running_requests or DEFAULT_RUNNING_REQUESTS,
+        context_length=args.context_length,
+        attention_backend=args.attention_backend,
+        num_steps=args.speculative_num_steps or 0,
+        topk=args.speculative_eagle_topk or 1,
+        num_draft_tokens=args.speculative_num_draft_tokens or 0,
+        capture_max_bs=capture,
+        random_seed=args.random_seed or 0,
+    )
