@@ -168,7 +168,7 @@ class RadixCache:
     def _shrink(self, leaf: TreeNode, num_pages: int) -> list[int]:
         """Take up to ``num_pages`` from the leaf's end: the front of a prefix is worth more."""
         keep = max(0, len(leaf.pages) - num_pages)
-        taken = leaf.pages[keep:]
+        taken = leaf.pages[keep:][::-1]
         if keep:
             leaf.keys, leaf.pages = leaf.keys[: keep * self.page_size].copy(), leaf.pages[:keep]
             self._offer(leaf)
