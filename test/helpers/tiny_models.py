@@ -82,7 +82,7 @@ def write_tiny_eagle3(
     folder: str | Path,
     target_folder: str | Path,
     seed: int = 0,
-    draft_vocab: int | None = 128,
+    draft_vocab: int | None = 192,
     *,
     layer_prefix: str = "midlayer.",
     model_prefix: str = "",
@@ -201,7 +201,7 @@ def _target_tensors(fields: dict[str, Any], seed: int) -> Tensors:
         signs = 2.0 * torch.randint(0, 2, (hidden,), generator=draw.generator) - 1.0
         tensors["model.norm.weight"] *= 0.3 * signs
     else:
-        tensors["lm_head.weight"] = draw.linear(vocab, hidden, 2.5)
+        tensors["lm_head.weight"] = draw.linear(vocab, hidden, 3.0)
     for i in range(fields["num_hidden_layers"]):
         p = f"model.layers.{i}."
         for name, out in (("q", q_size), ("k", kv_size), ("v", kv_size)):
@@ -210,7 +210,7 @@ def _target_tensors(fields: dict[str, Any], seed: int) -> Tensors:
             )
             if qwen2 or fields.get("attention_bias"):
                 tensors[f"{p}self_attn.{name}_proj.bias"] = draw.normal(out, std=0.3)
-        tensors[f"{p}self_attn.o_proj.weight"] = draw.linear(hidden, q_size, 0.6)
+        tensors[f"{p}self_attn.o_proj.weight"] = draw.linear(hidden, q_size, 0.25)
         if fields.get("attention_bias"):
             tensors[f"{p}self_attn.o_proj.bias"] = draw.normal(hidden, std=0.1)
         if qwen3:
@@ -219,15 +219,19 @@ def _target_tensors(fields: dict[str, Any], seed: int) -> Tensors:
             tensors[f"{p}self_attn.k_norm.weight"] = draw.norm(head_dim)
         tensors[f"{p}mlp.gate_proj.weight"] = draw.linear(inter, hidden)
         tensors[f"{p}mlp.up_proj.weight"] = draw.linear(inter, hidden)
-        tensors[f"{p}mlp.down_proj.weight"] = draw.linear(hidden, inter, 0.5)
+        tensors[f"{p}mlp.down_proj.weight"] = draw.linear(hidden, inter, 0.2)
         tensors[f"{p}input_layernorm.weight"] = draw.norm(hidden)
         tensors[f"{p}post_attention_layernorm.weight"] = draw.norm(hidden)
     return tensors
 
 
 def _eagle3_tensors(fields: dict[str, Any], target: Tensors, seed: int) -> Tensors:
-    """The layer attends to its own place (q and k are the same map, which a rope of distance 0 leaves
-    alone) and brings the embedding to the residual stream; lm_head is the target's."""
+    """A drafter that predicts from the last token's embedding, as its target mostly does.
+
+    The layer attends to its own place (q and k are the same map, which a rope of distance 0 leaves
+    alone), adds that place's embedding to the residual stream and takes away the hidden state that
+    came in, so a chain of drafts stays as good as its first. lm_head and last norm are the target's.
+    """
     draw = _Draw(seed + 1_000_003)
     hidden, inter, q_size, kv_size = _sizes(fields)
     heads, kv_heads = fields["num_attention_heads"], fields["num_key_value_heads"]
@@ -240,20 +244,22 @@ def _eagle3_tensors(fields: dict[str, Any], target: Tensors, seed: int) -> Tenso
     back = value.T.reshape(hidden, kv_heads, 1, head_dim) * (
         kv_heads / heads
     )  # [hidden, kv_heads, 1, head_dim]
+    fc = draw.linear(hidden, 3 * target_hidden, 0.1)
+    fc[:, -target_hidden:] += torch.eye(hidden, target_hidden)
     p = "midlayer."
     tensors = {
-        "fc.weight": draw.linear(hidden, 3 * target_hidden, 0.3),
+        "fc.weight": fc,
         f"{p}self_attn.q_proj.weight": key.repeat_interleave(heads // kv_heads, 0).reshape(
             q_size, 2 * hidden
         ),
         f"{p}self_attn.k_proj.weight": key.reshape(kv_size, 2 * hidden),
-        f"{p}self_attn.v_proj.weight": torch.cat((value, draw.linear(kv_size, hidden, 0.1)), 1),
+        f"{p}self_attn.v_proj.weight": torch.cat((value, -value), 1),
         f"{p}self_attn.o_proj.weight": back.expand(hidden, kv_heads, heads // kv_heads, head_dim)
         .reshape(hidden, q_size)
         .clone(),
         f"{p}mlp.gate_proj.weight": draw.linear(inter, hidden),
         f"{p}mlp.up_proj.weight": draw.linear(inter, hidden),
-        f"{p}mlp.down_proj.weight": draw.linear(hidden, inter, 0.2),
+        f"{p}mlp.down_proj.weight": draw.linear(hidden, inter, 0.1),
         f"{p}input_layernorm.weight": draw.norm(hidden),
         f"{p}hidden_norm.weight": draw.norm(hidden),
         f"{p}post_attention_layernorm.weight": draw.norm(hidden),
