@@ -9,7 +9,7 @@ import asyncio
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,6 +29,7 @@ from benchmark.spec_toggle import client, servers
 from benchmark.spec_toggle.prompts import HELDOUT, interleaved, read_prompts
 
 PLATEAUS = (1, 2, 4, 8, 16, 8, 4, 2, 1)
+DOMAINS = ("tasks", "chat_template", "chat_free")
 COUNTING_WINDOW_S = 2.0
 STEP_WINDOW_S = 1.0
 SLACK_S = 120.0
@@ -63,6 +64,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--poll", type=float, default=0.3, help="seconds between two samples")
     parser.add_argument("--max-new-tokens", type=int, default=160)
     parser.add_argument("--prompts", type=Path, default=HELDOUT, help="JSON lines with domain and text")
+    parser.add_argument("--domains", type=_name_list, default=DOMAINS, help="of the prompts")
     parser.add_argument("--base-url", help="drive this running server instead of starting one")
     parser.add_argument("--server-args", default="", help="further arguments of the server, in one string")
     parser.add_argument("--start-timeout", type=float, default=300.0)
@@ -124,7 +126,7 @@ def _print_finished(course: Course) -> None:
 
 async def drive(url: str, arguments: argparse.Namespace, course: Course, show: Callable[[], None]) -> None:
     """Hold each number of streams for a while, sampling; ``show`` is called after every sample."""
-    prompts = interleaved(read_prompts(arguments.prompts))
+    prompts = interleaved(read_prompts(arguments.prompts, arguments.domains))
     params: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": arguments.max_new_tokens}
     counter = TokenCounter(COUNTING_WINDOW_S, STEP_WINDOW_S)
     async with client.open_client(url) as http:
@@ -153,10 +155,11 @@ async def _plateaus(
     show: Callable[[], None],
 ) -> None:
     begin = time.perf_counter()
-    ends: Sequence[float] = [arguments.seconds * (i + 1) for i in range(len(arguments.plateaus))]
-    for streams, end in zip(arguments.plateaus, ends, strict=True):
+    for streams in arguments.plateaus:
         await pool.resize(streams)
-        course.plateaus.append(Plateau(time.perf_counter() - begin, end, streams, ()))
+        start = time.perf_counter() - begin
+        end = start + arguments.seconds
+        course.plateaus.append(Plateau(start, end, streams, ()))
         while time.perf_counter() - begin < end:
             await asyncio.sleep(arguments.poll)
             pool.check()
@@ -166,6 +169,10 @@ async def _plateaus(
             figures = (counter.rate(now), counter.tokens_per_step(now))
             course.add(take_sample(now - begin, len(pool), state, *figures, before))
             show()
+
+
+def _name_list(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
 
 
 def _int_list(text: str) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median_high
 from typing import Any, Final
 
 PLAIN: Final = "plain"
@@ -88,6 +88,10 @@ class Plateau:
         """Return the mode of most settled samples."""
         modes = [sample.mode for sample in self.settled if sample.mode != IDLE]
         return max(sorted(set(modes)), key=modes.count) if modes else IDLE
+
+    def running(self) -> int:
+        """Return the median of the requests that ran in the server, settled."""
+        return median_high(sample.running for sample in self.settled) if self.settled else 0
 
     def rate(self) -> float:
         """Return the mean tokens per second, settled."""

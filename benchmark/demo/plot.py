@@ -28,7 +28,8 @@ def draw(samples: Sequence[Sample], path: Path, model: str) -> None:
     _draw_speed(speed, samples)
     _draw_mode(mode, samples)
     load.set_title(f"{model}: the mode of each decode step follows the load", loc="left", fontsize=12)
-    mode.set_xlabel("seconds")
+    idle = any(sample.mode == IDLE for sample in samples)
+    mode.set_xlabel("seconds (grey: prefill, no decode step)" if idle else "seconds")
     mode.set_xlim(0, samples[-1].seconds)
     for axes in (load, speed, mode):
         axes.spines[["top", "right"]].set_visible(False)

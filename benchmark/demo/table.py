@@ -46,7 +46,7 @@ def _cells(plateau: Plateau) -> list[str | Text]:
     return [
         f"{plateau.begin:.0f}-{plateau.end:.0f} s",
         str(plateau.streams),
-        str(plateau.samples[-1].running) if plateau.samples else "-",
+        str(plateau.running()),
         Text(label, style=_STYLES[mode]),
         "-" if length is None else f"{length:.2f}",
         f"{plateau.rate():.1f}",

@@ -26,6 +26,7 @@ from benchmark.spec_toggle.rates import SpecCount, spec_count
 from benchmark.spec_toggle.stats import Estimate, ratio_of_sums
 
 ALL = "all"
+CHAT = ("chat_template", "chat_free")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,8 @@ def report(url: str, arguments: argparse.Namespace) -> None:
     params = {"temperature": arguments.temperature, "max_new_tokens": arguments.max_new_tokens}
     counts = asyncio.run(measure_domains(url, prompts, params, arguments.concurrency, arguments.seed))
     expected = read_expected(arguments.expected, drafts, arguments.temperature)
+    if arguments.per_domain or arguments.domains:  # together they would be weighed otherwise
+        expected = {domain: length for domain, length in expected.items() if domain not in (ALL, "chat")}
     lengths = compare(counts, expected)
     title = f"{drafts} drafts, temperature {arguments.temperature:g}, {len(prompts)} prompts"
     print(f"{title}, at most {arguments.max_new_tokens} new tokens\n\n{markdown(lengths)}\n", flush=True)
@@ -132,8 +135,9 @@ async def measure_domains(
 
 
 def compare(counts: dict[str, list[SpecCount]], expected: dict[str, float]) -> list[DomainLength]:
-    """Put the measured lengths beside the expected ones; the last row is all domains together."""
-    groups = {**counts, ALL: [count for group in counts.values() for count in group]}
+    """Put the measured lengths beside the expected ones; the last rows are domains together."""
+    chat = [count for domain in CHAT for count in counts.get(domain, [])]
+    groups = {**counts, "chat": chat, ALL: [count for group in counts.values() for count in group]}
     return [
         DomainLength(
             domain=domain,

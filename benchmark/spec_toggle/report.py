@@ -109,7 +109,7 @@ def _decode_table(rows: Sequence[Row]) -> str:
 
 def _total_table(rows: Sequence[Row]) -> str:
     lines = [
-        "Total rate, tok/s from sending the requests to the last token (prefill, ramp and tail included):",
+        "Total rate, tok/s from sending the requests to the last token (ramp and tail included):",
         "",
         "| streams | plain | spec | toggle | plain with drafter |",
         "|-|-|-|-|-|",

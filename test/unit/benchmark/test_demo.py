@@ -51,7 +51,7 @@ def test_demo_writes_picture_and_samples(fake: Server, tmp_path: Path) -> None:
 
 
 def test_runner_measures_every_server_at_every_point(fake: Server) -> None:
-    work = Workload(PROMPTS, (1, 8), repeats=2, tokens=31, min_prompts=2, timeout_s=30.0)
+    work = Workload(PROMPTS, (1, 8), repeats=2, tokens=31, min_prompts=2, cold=True, timeout_s=30.0)
     done: list[RunRecord] = []
     asyncio.run(run_table([fake], work, freeze=False, done=done.append))
     assert [(record.streams, record.repeat) for record in done] == [(1, 0), (1, 1), (8, 0), (8, 1)]
