@@ -135,7 +135,7 @@ def write_folder(folder: str | Path, config: dict[str, Any], tensors: Tensors, n
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1))
-    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    tensors = {name: tensor.clone().contiguous() for name, tensor in tensors.items()}
     if num_shards == 1:
         save_file(tensors, folder / "model.safetensors")
         return folder

@@ -69,6 +69,8 @@ class LlamaEagle3:
         self._take_ends(source, names, target, device)
         shared_head = ("*lm_head.weight",) if config.draft.draft_vocab_size is None else ()
         source.finish((*DRAFT_IGNORED_TENSORS, *shared_head))
+        if self.target_ids.min() < 0 or self.target_ids.max() >= config.vocab_size:
+            raise ModelConfigError(f"{config.path}: d2t names ids outside the {config.vocab_size} there are")
 
     def _take_fc(self, source: WeightSource, names: _Names) -> None:
         draft, eps = self.draft, self.config.rms_norm_eps
@@ -123,8 +125,6 @@ class LlamaEagle3:
             self.target_ids = self.target_ids + source.take_integers(
                 names.top("d2t"), self.target_ids.shape[0]
             )
-        if self.target_ids.min() < 0 or self.target_ids.max() >= vocab_size:
-            raise ModelConfigError(f"{config.path}: d2t names ids outside the vocabulary of {vocab_size}")
 
     @property
     def weight_bytes(self) -> int:

@@ -1,0 +1,60 @@
+"""A model with its pool and page table, driven by hand: no slot state, no scheduler."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from helpers.attention_reference import random_page_table
+
+from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.layers.attention.base import DecodeRows, PrefillRows
+from sglang.srt.layers.attention.torch_native import TorchNativeAttention
+from sglang.srt.mem_cache.kv_pool import MHAKVPool
+from sglang.srt.model_loader.checkpoint import open_source
+from sglang.srt.models.dense import DenseModel, KVShape
+from sglang.srt.models.registry import build_model
+
+NUM_SLOTS = 3
+MAX_TOKENS = 320
+
+
+def load_target(folder: Path, dtype: torch.dtype) -> DenseModel:
+    config = ModelConfig.from_folder(folder)
+    return build_model(config, open_source(folder, "auto", dtype, "cpu"), dtype, "cpu", MAX_TOKENS)
+
+
+def make_attention(shape: KVShape, page_size: int, dtype: torch.dtype) -> TorchNativeAttention:
+    """Over a pool in which every usable page is NaN until it is written."""
+    max_pages = -(-MAX_TOKENS // page_size)
+    num_pages = NUM_SLOTS * max_pages
+    pool = MHAKVPool(shape.num_layers, num_pages, page_size, shape.num_kv_heads, shape.head_dim, dtype, "cpu")
+    pool.poison(range(1, num_pages + 1))
+    table = random_page_table(NUM_SLOTS, max_pages, num_pages, torch.Generator().manual_seed(0))
+    return TorchNativeAttention(pool, table)
+
+
+class Driver:
+    """Slot 1 of a model. Each call goes on where the last one stopped."""
+
+    def __init__(self, model: DenseModel, page_size: int, dtype: torch.dtype) -> None:
+        self.model = model
+        self.attention = make_attention(model.kv_shape, page_size, dtype)
+        self.seq_len = 0
+
+    def prefill(self, ids: torch.Tensor) -> torch.Tensor:
+        """ids: [T] -> logits [T, V]."""
+        rows = PrefillRows((1,), (self.seq_len,), (len(ids),))
+        return self._forward(ids, self.attention.prefill(rows))
+
+    def decode(self, ids: torch.Tensor) -> torch.Tensor:
+        """Several ids at once are what a verification of a chain of drafts runs."""
+        lens = torch.tensor([self.seq_len])
+        rows = DecodeRows(torch.tensor([1]), lens, self.seq_len + 7, len(ids))
+        return self._forward(ids, self.attention.decode(rows))
+
+    def _forward(self, ids: torch.Tensor, attn: object) -> torch.Tensor:
+        positions = torch.arange(self.seq_len, self.seq_len + len(ids))
+        hidden, _ = self.model.forward(ids, positions, attn)  # type: ignore[arg-type]
+        self.seq_len += len(ids)
+        return self.model.logits(hidden)
