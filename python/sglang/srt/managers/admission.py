@@ -129,6 +129,7 @@ class PrefillPlanner:
             request.counters.cached_tokens = cached_len
         if match.pages:
             work.page_writes.append(PageWrite(request.slot, 0, match.pages))
+        self._budget.make_room(self._budget.missing(request, request.prefill_len))
         added = self._budget.extend(request, request.prefill_len)
         if added is not None:
             work.page_writes.append(added)

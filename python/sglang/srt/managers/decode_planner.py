@@ -62,6 +62,7 @@ class DecodePlanner:
         while rows := self._rows():
             needs = self._needs(rows)
             if needs.plain <= self._budget.num_available:
+                self._budget.make_room(needs.plain)
                 return self._fill(rows, self._decide(rows, needs), needs)
             if step_in_flight:
                 return Blocked.COMMIT_FIRST
@@ -118,7 +119,7 @@ class DecodePlanner:
         draft_len = decision.draft_len if decision else 0
         ahead = self._spec.num_draft_tokens if self._spec and draft_len else 1
         bounds = tuple(request.kv_len_bound for request in rows)
-        self._budget.make_room(needs.soon if draft_len else needs.plain)
+        self._budget.make_room(needs.soon if draft_len else needs.plain)  # not for what drafts add
         added = [
             self._budget.extend(request, bound + ahead) for request, bound in zip(rows, bounds, strict=True)
         ]

@@ -9,9 +9,9 @@ from sglang.srt.mem_cache.page_allocator import PageAllocator
 from sglang.srt.mem_cache.prefix_cache import PrefixCache
 from sglang.srt.model_executor.step_plan import PageWrite
 
-# Evicting page by page would leave no page free for the drafts of a server whose cache is full (they
-# may not evict), so an eviction that plain decoding needs takes a batch: this part of the pool, but
-# not more than so many tokens.
+# Old prefixes are evicted in batches: this part of the pool, but not more than so many tokens, as soon
+# as less than half a batch would stay free. Page by page, a server whose cache is full would never have
+# a free page, and so never one for drafts, which may not evict.
 EVICTION_FRACTION = 32
 EVICTION_MAX_TOKENS = 512
 
@@ -56,27 +56,23 @@ class PageBudget:
         return max(0, self.pages_for(kv_len) - len(request.pages))
 
     def extend(self, request: Request, kv_len: int) -> PageWrite | None:
-        """Give the request pages up to ``kv_len``; they must be available."""
+        """Give the request pages up to ``kv_len``; they must be free (``make_room``)."""
         count = self.missing(request, kv_len)
         if count == 0:
             return None
         start = len(request.pages)
-        added = self._take(count)
+        added = self._allocator.allocate(count)
         request.pages += added
         request.kv_allocated_len = len(request.pages) * self.page_size
         return PageWrite(slot=request.slot, start=start, pages=tuple(added))
 
     def make_room(self, count: int) -> None:
-        """Evict until ``count`` pages are free."""
-        short = count - self._allocator.num_free
-        if short > 0:
-            evicted = self._cache.evict(max(short, self._batch))
+        """Evict until ``count`` pages are free, and a few to spare."""
+        free = self._allocator.num_free
+        if free < count + self._batch // 2:
+            evicted = self._cache.evict(count + self._batch - free)
             self.num_evicted += len(evicted)
             self._allocator.free(evicted)
 
     def free(self, pages: Iterable[int]) -> None:
         self._allocator.free(pages)
-
-    def _take(self, count: int) -> list[int]:
-        self.make_room(count)
-        return self._allocator.allocate(count)

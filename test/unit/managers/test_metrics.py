@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import logging
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers.scheduler_harness import SchedulerHarness
+from prometheus_client import CollectorRegistry, Metric, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
+
+from sglang.srt.managers.metrics import DecodeReport, IntervalReport
+from sglang.srt.managers.prometheus_sink import PrometheusSink, SinkLabels
+from sglang.srt.managers.stats import Acceptance
+from sglang.srt.model_executor.step_plan import SpecShape
+from sglang.srt.utils.prometheus_reader import WithoutNan
+
+LABELS = {"model_name": "m", "engine_type": "unified", "tp_rank": "0", "pp_rank": "0", "moe_ep_rank": "0"}
+
+
+CHAIN = SpecShape(3)
+
+
+def make(spec: SpecShape | None = CHAIN, **kwargs: object) -> tuple[SchedulerHarness, CollectorRegistry]:
+    registry = CollectorRegistry()
+    sink = PrometheusSink(SinkLabels(model_name="m"), registry)
+    harness = SchedulerHarness(spec=spec, metrics=sink, decode_log_interval=4, **kwargs)  # type: ignore[arg-type]
+    return harness, registry
+
+
+def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None:
+    return registry.get_sample_value(f"sglang:{name}", {**LABELS, **labels})
+
+
+def test_a_served_request_shows_in_the_metrics() -> None:
+    harness, registry = make(context_len=64, num_pages=150)
+    harness.executor.accept_counts.extend([2] * 100)
+    harness.send([1, 2, 3, 4, 5], max_new_tokens=25)
+    harness.step()
+    harness.step()
+    assert value(registry, "num_running_reqs") == 1
+    harness.run()
+    harness.send([1, 2, 3, 4, 5], max_new_tokens=1)
+    harness.run()
+    assert value(registry, "num_running_reqs") == value(registry, "num_queue_reqs") == 0
+    assert value(registry, "max_total_num_tokens") == value(registry, "num_pages") == 150
+    assert value(registry, "context_len") == 64 and value(registry, "page_size") == 1
+    assert value(registry, "spec_num_steps") == 3 and value(registry, "spec_num_draft_tokens") == 4
+    assert value(registry, "decode_steps_total", mode="spec") == 8  # 24 tokens, 3 a step
+    assert value(registry, "decode_tokens_total", mode="spec") == 24
+    assert value(registry, "decode_steps_total", mode="plain") == 0
+    assert value(registry, "spec_verify_calls_total") == 8
+    assert value(registry, "spec_accept_length") == 3
+    assert value(registry, "spec_accept_rate") == pytest.approx(2 / 3)
+    assert value(registry, "spec_draft_len") == 3
+    assert value(registry, "cached_tokens_total", cache_source="device") == 4
+    assert value(registry, "cache_hit_rate") == pytest.approx(4 / 5)
+    assert value(registry, "gen_throughput") > 0  # type: ignore[operator]
+    assert value(registry, "num_aborted_requests_total") == 0
+    harness.send([], max_new_tokens=1)
+    assert value(registry, "num_aborted_requests_total") == 1
+
+
+def test_switches_and_an_interval_without_speculation() -> None:
+    harness, registry = make()
+    harness.send([1], max_new_tokens=60)
+    for _ in range(8):
+        harness.step()
+    assert value(registry, "spec_accept_length") is not None
+    harness.set_state(speculative_disable_bs_threshold=0)
+    for _ in range(12):
+        harness.step()
+    assert value(registry, "spec_switches_total", to="plain", reason="manual") == 1
+    assert value(registry, "spec_draft_len") == 0
+    assert math.isnan(value(registry, "spec_accept_length"))  # type: ignore[arg-type]
+    shown = CollectorRegistry()
+    shown.register(WithoutNan(registry))
+    text = generate_latest(shown).decode()
+    assert "\nsglang:spec_accept_length{" not in text and "\nsglang:spec_draft_len{" in text
+
+
+def test_without_a_drafter_there_are_no_spec_metrics() -> None:
+    harness, registry = make(spec=None)
+    harness.send([1], max_new_tokens=9)
+    harness.run()
+    assert value(registry, "decode_steps_total", mode="plain") == 8
+    text = generate_latest(registry).decode()
+    assert "spec_" not in text and 'mode="spec"' not in text
+
+
+def test_an_interval_never_speculative_has_no_accept_length() -> None:
+    harness, registry = make(speculative_disable_bs_threshold=0)
+    harness.send([1], max_new_tokens=20)
+    harness.run()
+    assert value(registry, "spec_accept_length") is None
+
+
+def test_retractions_are_counted() -> None:
+    harness, registry = make(spec=None, num_pages=40, decode_reserve_tokens=1)
+    for start in range(3):
+        harness.send([start, 1, 2, 3], max_new_tokens=30)
+    harness.run()
+    harness.check_end()
+    count = value(registry, "num_retracted_requests_total")
+    assert count and count == sum(
+        answer.stats.num_retractions for answer in harness.answers.values() if answer.stats
+    )
+    assert value(registry, "evicted_tokens_total") > 0  # type: ignore[operator]
+
+
+def test_multiprocess_files_reach_another_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = (
+        "from sglang.srt.managers.prometheus_sink import PrometheusSink, SinkLabels\n"
+        "from sglang.srt.managers.metrics import *\n"
+        "sink = PrometheusSink(SinkLabels(model_name='m'))\n"
+        "sink.constants(EngineConstants(100, 1, 100, 64, 3, 4, 0, 0))\n"
+        "sink.decode_step(DecodeReport(3, 2, 5))\n"
+        "sink.interval(IntervalReport(10.0, 2.5, 0.5))\n"
+        "sink.interval(IntervalReport(20.0, None, None))\n"
+    )
+    environment = {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    shown = CollectorRegistry()
+    shown.register(WithoutNan(MultiProcessCollector(CollectorRegistry())))
+    text = generate_latest(shown).decode()
+    labels = 'engine_type="unified",mode="spec",model_name="m",moe_ep_rank="0",pp_rank="0",tp_rank="0"'
+    assert f"sglang:decode_tokens_total{{{labels}}} 5.0" in text
+    assert "sglang:gen_throughput{" in text and "\nsglang:spec_accept_length{" not in text
+
+
+def test_reading_leaves_only_nan_out() -> None:
+    class Source:
+        def collect(self) -> Iterator[Metric]:
+            metric = Metric("a", "text", "gauge")
+            metric.add_sample("a", {}, float("nan"))
+            metric.add_sample("a", {"b": "c"}, 0.0)
+            yield metric
+
+    (metric,) = WithoutNan(Source()).collect()
+    assert [sample.labels for sample in metric.samples] == [{"b": "c"}]
+
+
+def test_acceptance_ignores_plain_steps() -> None:
+    acceptance = Acceptance()
+    acceptance.add(DecodeReport(draft_len=0, num_rows=4, num_tokens=4))
+    assert acceptance.length is None and acceptance.rate is None
+    acceptance.add(DecodeReport(2, 3, 7, 4, 6, (3, 3), (3, 1)))
+    acceptance.add(DecodeReport(3, 1, 4, 3, 3, (1, 1, 1), (1, 1, 1)))
+    assert acceptance.length == 11 / 4 and acceptance.rate == 7 / 9
+    assert acceptance.by_depth == [1.0, 0.5, 1.0]
+    assert IntervalReport(1.0, None, None).accept_length is None
+
+
+def test_log_lines(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    harness = SchedulerHarness(spec=SpecShape(3), decode_log_interval=4, num_pages=100)
+    harness.executor.accept_counts.extend([1] * 100)
+    harness.send([1, 2, 3, 4], max_new_tokens=12)
+    for _ in range(6):
+        harness.step()
+    harness.set_state(speculative_disable_bs_threshold=0)
+    harness.run()
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines[0].startswith(
+        "Prefill batch, #new-seq: 1, #new-token: 4, #cached-token: 0, token usage: 0.0"
+    )
+    assert "#running-req: 1, mode: spec(k=3), #token: " in lines[1]
+    assert "accept len: 2.00, accept rate: 0.33, gen throughput (token/s): " in lines[1]
+    assert lines[1].endswith("#queue-req: 0")
+    harness = SchedulerHarness(decode_log_interval=4)
+    harness.send([1, 2, 3, 4], max_new_tokens=12)
+    harness.run()
+    assert "mode" not in caplog.records[-1].getMessage() and "accept" not in caplog.records[-1].getMessage()
