@@ -1,0 +1,105 @@
+"""Toggle invariance: whatever the schedule and the modes, tokens are those of a plain run alone.
+
+Run alone: ``pytest test/unit/toggle/test_invariance.py -s`` (prints the counts). Ten thousand
+schedules: ``make test-long``.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import pytest
+from helpers.tiny_executor import tiny_executor
+from helpers.toggle_reference import Reference, Tally
+from helpers.toggle_schedule import ScheduleRun, make_schedule
+
+SHAPES = ((3, 1, 4), (2, 4, 16), (5, 4, 8))  # steps, topk, draft tokens
+PAGE_SIZES = (1, 16)
+SCHEDULES = 216  # over all shapes and page sizes
+LONG_SCHEDULES = 10_002
+TOKENS_PER_EXEMPTION = 20_000
+
+
+def run_schedules(
+    shape: tuple[int, int, int], page_size: int, dtype: str, first_seed: int, count: int
+) -> Tally:
+    tokens = 2048
+    executor = tiny_executor(
+        shape, dtype=dtype, page_size=page_size, max_total_tokens=tokens, max_running_requests=6
+    )
+    plain = tiny_executor(None, dtype=dtype, max_total_tokens=512, max_running_requests=1)
+    reference = Reference(plain, allow_ties=dtype == "float32")
+    tally = Tally()
+    try:
+        for seed in range(first_seed, first_seed + count):
+            schedule = make_schedule(seed, page_size, executor.info.num_pages)
+            outcome = ScheduleRun(executor, schedule).run()
+            tally.schedules += 1
+            tally.plain_steps += outcome.steps["plain"]
+            tally.spec_steps += outcome.steps["spec"]
+            tally.retractions += outcome.retractions
+            tally.cached_tokens += outcome.cached_tokens
+            for arrival in schedule.arrivals:
+                try:
+                    reference.check(arrival.message, outcome.answers[arrival.message.rid], tally)
+                except AssertionError as error:
+                    where = f"schedule {seed}, {shape}, page size {page_size}"
+                    raise AssertionError(f"{where}: {error}") from error
+    finally:
+        executor.shutdown()
+        plain.shutdown()
+    return tally
+
+
+def first_seed(shape: tuple[int, int, int], page_size: int) -> int:
+    """Another range of seeds for each combination."""
+    return zlib.crc32(repr((shape, page_size)).encode()) % 1_000_000
+
+
+def check_coverage(tally: Tally) -> None:
+    """The schedules did what they are for."""
+    assert tally.plain_steps > 0 and tally.spec_steps > 0
+    assert tally.retractions > 0 and tally.cached_tokens > 0 and tally.aborted > 0
+
+
+@pytest.mark.parametrize("page_size", PAGE_SIZES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_exact_in_float64(shape: tuple[int, int, int], page_size: int) -> None:
+    """No exemptions."""
+    count = SCHEDULES // (len(SHAPES) * len(PAGE_SIZES))
+    tally = run_schedules(shape, page_size, "float64", first_seed(shape, page_size), count)
+    print(f"\nfloat64 {shape} page size {page_size}: {tally.line()}")
+    check_coverage(tally)
+
+
+@pytest.mark.parametrize("shape", SHAPES[:2], ids=str)
+def test_float32_differs_only_at_ties(shape: tuple[int, int, int]) -> None:
+    tally = run_schedules(shape, 1, "float32", first_seed(shape, 1), 24)
+    print(f"\nfloat32 {shape}: {tally.line()}")
+    assert tally.exemptions <= max(1, tally.tokens // TOKENS_PER_EXEMPTION)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("page_size", PAGE_SIZES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.timeout(0)
+def test_ten_thousand_schedules(shape: tuple[int, int, int], page_size: int) -> None:
+    count = LONG_SCHEDULES // (len(SHAPES) * len(PAGE_SIZES))
+    first = 1_000_000 + first_seed(shape, page_size)
+    tally = run_schedules(shape, page_size, "float64", first, count)
+    print(f"\nfloat64 {shape} page size {page_size}: {tally.line()}")
+    check_coverage(tally)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(0)
+def test_many_float32_schedules() -> None:
+    total = Tally()
+    for shape in SHAPES:
+        for page_size in PAGE_SIZES:
+            first = 2_000_000 + first_seed(shape, page_size)
+            tally = run_schedules(shape, page_size, "float32", first, 300)
+            for name, value in vars(tally).items():
+                setattr(total, name, getattr(total, name) + value)
+    print(f"\nfloat32: {total.line()}")
+    assert total.exemptions <= max(1, total.tokens // TOKENS_PER_EXEMPTION)
