@@ -95,6 +95,7 @@ def test_min_new_tokens() -> None:
     assert checker.check(make("abc", min_new_tokens=3), [EOS]) == StopHit(1, stop(EOS))
     request = make("", min_new_tokens=4, stop=("ab",))
     assert check(request, "abxx") is None  # complete too early: passed over
+    assert check(request, "abxxab") == StopHit(6, stop("ab"), "ab")  # an old match hides no new one
     request.ids += [ord(letter) for letter in "abxx"]
     assert check(request, "x") is None
     assert check(request, "ab") == StopHit(2, stop("ab"), "ab")
