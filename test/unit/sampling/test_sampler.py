@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from sglang.srt.model_executor.step_plan import SlotAdmission, SlotSampling
-from sglang.srt.sampling.filters import filter_scores
+from sglang.srt.sampling.filters import FilterLimits, filter_scores
 from sglang.srt.sampling.gumbel import noise
 from sglang.srt.sampling.rows import ChoiceRows
 from sglang.srt.sampling.sampler import Sampler
@@ -143,7 +143,9 @@ def test_tree_nodes_see_their_own_path() -> None:
     sampler = _sampler([sampling], [[4]])
     tokens = torch.tensor([[4, 7, 8, 9]])
     mask = torch.tensor([[[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]]], dtype=torch.bool)
-    rows = ChoiceRows((1,), torch.tensor([1]), torch.tensor([5]), tokens, torch.tensor([[0, 1, 1, 2]]), mask)
+    rows = ChoiceRows(
+        (1,), torch.tensor([1]), torch.tensor([5]), tokens, torch.tensor([[0, 1, 1, 2]]), mask, 3
+    )
     logits = torch.zeros(1, 4, V)
     logits[..., [4, 7, 8, 9]] = torch.tensor([4.0, 3.0, 2.0, 1.0])
     choice = sampler.choose(logits.flatten(0, 1).clone(), rows)
@@ -195,22 +197,39 @@ def test_equal_logits_choose_the_lowest_id() -> None:
     assert choice.tokens[:, 0].tolist() == [0, 7]
 
 
+def _limits(*rows: tuple[int, float, float]) -> FilterLimits:
+    top_k, top_p, min_p = zip(*rows, strict=True)
+    return FilterLimits(torch.tensor(top_k), torch.tensor(top_p), torch.tensor(min_p))
+
+
 def test_a_row_does_not_depend_on_its_batch() -> None:
-    """Bit for bit: the same row alone, and among others in another order."""
-    generator = torch.Generator().manual_seed(1)
-    scores = torch.randn(6, 1, 5000, generator=generator) * 3
-    limits = (torch.tensor([40, 5000, 7, 5000, 1, 300]), torch.tensor([0.9, 0.5, 1.0, 0.99, 1.0, 0.7]))
-    min_p = torch.tensor([0.0, 0.01, 0.0, 0.1, 0.0, 0.02])
-    whole = filter_scores(scores, *limits, min_p)
+    """Bit for bit: the same row alone, and among others. Some end within the first look, some don't."""
+    scores = torch.randn(6, 5000, generator=torch.Generator().manual_seed(1)) * 3
+    rows = [
+        (40, 0.9, 0.0),
+        (5000, 0.5, 0.01),
+        (7, 1.0, 0.0),
+        (5000, 0.999, 0.0),
+        (2000, 1.0, 0.0),
+        (300, 0.7, 0.02),
+    ]
+    whole = filter_scores(scores, _limits(*rows))
     for row in range(6):
-        alone = filter_scores(*(x[row : row + 1] for x in (scores, *limits, min_p)))
-        assert alone.equal(whole[row : row + 1])
+        assert filter_scores(scores[row : row + 1], _limits(rows[row])).equal(whole[row : row + 1])
+        kept = set(whole[row].isfinite().nonzero().flatten().tolist())
+        sampling = SlotSampling(top_k=rows[row][0], top_p=rows[row][1], min_p=rows[row][2])
+        assert kept == _kept(scores[row].tolist(), sampling)
+
+
+def test_equal_scores_stay_together() -> None:
+    scores = torch.tensor([[1.0, 3.0, 1.0, 2.0, 1.0, 0.0]])
+    kept = filter_scores(scores, _limits((3, 1.0, 0.0))).isfinite()
+    assert kept.tolist() == [[True, True, True, True, True, False]]
 
 
 def test_limits_of_one_keep_everything() -> None:
-    scores = torch.randn(1, 1, 50_000, generator=torch.Generator().manual_seed(2))
-    kept = filter_scores(scores, torch.tensor([50_000]), torch.tensor([1.0]), torch.tensor([0.0]))
-    assert kept.equal(scores)
+    scores = torch.randn(1, 50_000, generator=torch.Generator().manual_seed(2))
+    assert filter_scores(scores, _limits((50_000, 1.0, 0.0))).equal(scores)
 
 
 def test_filters_with_suppressed_ids_still_choose() -> None:

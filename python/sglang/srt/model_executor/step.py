@@ -13,7 +13,7 @@ import torch
 
 from sglang.srt.layers.attention.base import AttentionBackend, Block, DecodeRows, LayerAttention, PrefillRows
 from sglang.srt.model_executor.accept import Accepted, accept
-from sglang.srt.model_executor.drafter import DraftContext, Drafter, DraftTree
+from sglang.srt.model_executor.drafter import DraftContext, Drafter
 from sglang.srt.model_executor.slot_state import SlotState
 from sglang.srt.model_executor.step_batch import StepBatch, flatten_chunks, roots
 from sglang.srt.model_executor.step_plan import PAD_SLOT, StepPlan
@@ -119,6 +119,7 @@ class StepRunner:
             root_position=seq_len,
             tree=tree,
             query=torch.arange(num_rows * num_nodes, device=slots.device).view(num_rows, num_nodes),
+            num_depths=plan.draft_len + 1,
         )
 
     def _prefill_batch(self, plan: StepPlan) -> StepBatch:
@@ -225,8 +226,16 @@ class StepRunner:
 
 
 def _choice_rows(batch: StepBatch) -> ChoiceRows:
-    tree: DraftTree = batch.tree
-    return ChoiceRows(batch.slots_cpu, batch.slots, batch.root_position, tree.tokens, tree.depths, tree.mask)
+    tree = batch.tree
+    return ChoiceRows(
+        slots_cpu=batch.slots_cpu,
+        slots=batch.slots,
+        root_index=batch.root_position,
+        tokens=tree.tokens,
+        depths=tree.depths,
+        mask=tree.mask,
+        num_depths=batch.num_depths,
+    )
 
 
 def _output(batch: StepBatch, choice: Choice, accepted: Accepted) -> StepOutput:

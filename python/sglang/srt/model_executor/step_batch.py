@@ -40,6 +40,7 @@ class StepBatch:
     root_position: torch.Tensor  # [R] int64
     tree: DraftTree  # [R, N]
     query: torch.Tensor  # [R, N] int64: index of each node among the T tokens
+    num_depths: int = 1  # host: depths of the trees, the root's counted
     given: torch.Tensor | None = None  # [R] int64 next ids known already; None: every row chooses
     choosing_cpu: tuple[int, ...] = ()  # rows that choose, where some ids are given
     known: KnownPairs | None = None

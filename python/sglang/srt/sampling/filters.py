@@ -2,29 +2,66 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
+_FIRST_LOOK = 256
+"""Best scores looked at before a whole row is sorted (on a CPU: 1 ms for 4 rows of 49,152, not 31)."""
 
-def filter_scores(
-    scores: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor
-) -> torch.Tensor:
+
+@dataclass(frozen=True, slots=True)
+class FilterLimits:
+    """Limits of M rows."""
+
+    top_k: torch.Tensor  # [M] int64; V or more: all
+    top_p: torch.Tensor  # [M] float; 1: all
+    min_p: torch.Tensor  # [M] float; 0: all
+
+    def take(self, rows: torch.Tensor) -> FilterLimits:
+        return FilterLimits(self.top_k[rows], self.top_p[rows], self.min_p[rows])
+
+
+def filter_scores(scores: torch.Tensor, limits: FilterLimits) -> torch.Tensor:
     """Scores with the excluded ids at -inf. The best id always stays.
 
-    scores: [R, N, V], logits divided by the temperature; top_k: [R] int64 (V or more: all);
-    top_p, min_p: [R] float. An id stays if it ranks within top_k (equal scores: lower id first), the
-    ids before it hold at most top_p, and it has at least min_p of the best id's probability.
-    Every row is computed from that row alone.
+    scores: [M, V], logits divided by the temperature. In descending order an id stays if its rank is
+    below top_k, the ids before it hold at most top_p, and it has at least min_p of the best id's
+    probability. Ids whose scores equal the last one that stays do too: so what is kept is a function
+    of the row's values alone, whatever the order of a sort and whatever the other rows are.
     """
-    ordered, ids = scores.sort(dim=-1, descending=True, stable=True)
-    probs = ordered.softmax(dim=-1)
+    return scores.masked_fill(scores < _cutoffs(scores, limits)[:, None], -torch.inf)
+
+
+def _cutoffs(scores: torch.Tensor, limits: FilterLimits) -> torch.Tensor:
+    """[M]: the lowest score that stays."""
+    total = scores.logsumexp(dim=-1)
+    width = scores.shape[-1]
+    if scores.device.type != "cpu" or width <= _FIRST_LOOK:
+        return _last_kept(scores.sort(dim=-1, descending=True).values, total, limits)[0]
+    cutoff, ends = _last_kept(scores.topk(_FIRST_LOOK, dim=-1).values, total, limits)
+    rest = (~ends).nonzero()[:, 0]  # reading this costs nothing on a CPU; elsewhere it would stop the step
+    if len(rest):
+        ordered = scores[rest].sort(dim=-1, descending=True).values
+        cutoff[rest] = _last_kept(ordered, total[rest], limits.take(rest))[0]
+    return cutoff
+
+
+def _last_kept(
+    ordered: torch.Tensor, total: torch.Tensor, limits: FilterLimits
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """ordered: [M, W], a row's W best scores, descending; total: [M], logsumexp of the whole row.
+
+    Returns the lowest score that stays [M], and whether the kept ids end within W [M] bool.
+    """
+    probs = (ordered - total[:, None]).exp()
     before = probs.cumsum(dim=-1).roll(1, dims=-1)
-    before[..., 0] = 0
-    rank = torch.arange(scores.shape[-1], device=scores.device)
+    before[:, 0] = 0
+    rank = torch.arange(ordered.shape[-1], device=ordered.device)
     # A limit of 1 must keep all ids, also where rounding makes their sum exceed 1.
-    limit = torch.where(top_p >= 1, torch.inf, top_p.to(probs.dtype))[:, None, None]
-    drop = before > limit
-    drop |= rank >= top_k[:, None, None]
-    drop |= probs < min_p.to(probs.dtype)[:, None, None] * probs[..., :1]
-    drop[..., 0] = False
-    dropped = torch.empty_like(drop).scatter_(-1, ids, drop)
-    return scores.masked_fill(dropped, -torch.inf)
+    top_p = torch.where(limits.top_p >= 1, torch.inf, limits.top_p.to(probs.dtype))
+    keep = (before <= top_p[:, None]) & (rank < limits.top_k[:, None])
+    keep &= probs >= limits.min_p.to(probs.dtype)[:, None] * probs[:, :1]
+    keep[:, 0] = True  # also in a row whose numbers are broken
+    count = keep.sum(dim=-1)  # the three conditions hold for a beginning of the order
+    return ordered.gather(1, count[:, None] - 1)[:, 0], count < ordered.shape[-1]

@@ -24,6 +24,7 @@ class ChoiceRows:
     tokens: torch.Tensor  # [R, N] int64
     depths: torch.Tensor  # [R, N] int64
     mask: torch.Tensor | None = None  # [R, N, N] bool ancestor-or-self; None: a chain
+    num_depths: int = 0  # host: with a mask, all depths are below this
 
     @property
     def num_nodes(self) -> int:
@@ -63,6 +64,7 @@ class ChoiceRows:
             tokens=self.tokens[rows],
             depths=self.depths[rows],
             mask=None if self.mask is None else self.mask[rows],
+            num_depths=self.num_depths,
         )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from sglang.srt.model_executor.step_plan import SlotAdmission, SlotSampling
-from sglang.srt.sampling.filters import filter_scores
+from sglang.srt.sampling.filters import FilterLimits, filter_scores
 from sglang.srt.sampling.gumbel import noise
 from sglang.srt.sampling.rows import ChoiceRows
 from sglang.srt.sampling.sampling_params import GREEDY_BELOW
@@ -77,12 +77,24 @@ class SamplingStates:
         scores = logits / self.temperature[rows.slots].to(logits.dtype)[:, None, None]
         picked = rows.pick(self.is_filtered)
         if picked is not None:
-            slots = picked.rows.slots
-            limits = (self.top_k[slots], self.top_p[slots], self.min_p[slots])
-            picked.put(scores, filter_scores(picked.of(scores), *limits))
-        seed = self.seed[rows.slots][:, None].expand(-1, rows.num_nodes)
-        drawn = noise(seed.reshape(-1), rows.index().reshape(-1), self._vocab_ids, scores.dtype)
-        return scores.add_(drawn.view_as(scores))
+            part = picked.of(scores)
+            slots = picked.rows.slots.repeat_interleave(rows.num_nodes)
+            limits = FilterLimits(self.top_k[slots], self.top_p[slots], self.min_p[slots])
+            picked.put(scores, filter_scores(part.flatten(0, 1), limits).view_as(part))
+        return scores.add_(self._noise(rows, scores.dtype))
+
+    def _noise(self, rows: ChoiceRows, dtype: torch.dtype) -> torch.Tensor:
+        """[R, N, V]. Nodes of one row and depth share theirs, so it is drawn once a depth."""
+        num_rows, num_nodes = rows.tokens.shape
+        num_depths = num_nodes if rows.mask is None else min(rows.num_depths, num_nodes)
+        depth = torch.arange(num_depths, device=rows.slots.device)
+        index = (rows.root_index[:, None] + 1 + depth).reshape(-1)
+        seed = self.seed[rows.slots].repeat_interleave(num_depths)
+        drawn = noise(seed, index, self._vocab_ids, dtype).view(num_rows, num_depths, -1)
+        if rows.mask is None:
+            return drawn
+        row = torch.arange(num_rows, device=depth.device)[:, None]
+        return drawn[row, rows.depths]
 
     def draft_scores(
         self, logits: torch.Tensor, slots: torch.Tensor, index: torch.Tensor, token_ids: torch.Tensor
