@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from helpers.plan_driver import GREEDY, DrivenRequest, PlanDriver
 from helpers.tiny_executor import tiny_executor
 
 from sglang.srt.model_executor.drafter import DraftContext, DraftTree
-from sglang.srt.model_executor.step_plan import SlotSampling
+from sglang.srt.model_executor.step_plan import PageWrite, SlotAdmission, SlotSampling
 
 PROMPT = [5, 9, 200, 31, 8, 8, 100]
 WARM = SlotSampling(temperature=1.0, seed=2)
@@ -65,8 +66,7 @@ def _check_warm(driver: PlanDriver, request: DrivenRequest) -> None:
     driver.release(fresh)
 
 
-@pytest.mark.parametrize("shape", [(3, 1, 4), (3, 3, 9)], ids=str)
-@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "warm"])
+@pytest.mark.parametrize("shape,sampling", [((3, 1, 4), GREEDY), ((3, 3, 9), WARM)], ids=str)
 def test_after_plain_steps(shape: tuple[int, int, int], sampling: SlotSampling) -> None:
     driver = PlanDriver(tiny_executor(shape))
     request = driver.add(PROMPT, sampling)
@@ -95,6 +95,33 @@ def test_after_steps_of_all_modes(shape: tuple[int, int, int]) -> None:
         for request in requests:
             _check_warm(driver, request)
     assert max(requests[0].counts) > 1
+
+
+def test_after_mixed_steps() -> None:
+    """A prompt arrives in chunks while another request decodes in the same steps."""
+    driver = PlanDriver(tiny_executor((3, 1, 4), page_size=4))
+    running = driver.add(PROMPT, WARM)
+    new = DrivenRequest(driver.free_slots.pop(), list(PROMPT), GREEDY)
+    for start in range(0, len(PROMPT), 3):
+        plan = driver.plan(decode=[running], prefill=[(new, start, min(start + 3, len(PROMPT)))])
+        driver.run(plan, [running, new])
+        _check_warm(driver, running)
+    _check_warm(driver, new)
+
+
+def test_after_a_prefix_hit_on_shared_pages() -> None:
+    """Two requests share the pages of a prompt; the first speculates on while the second begins."""
+    driver = PlanDriver(tiny_executor((3, 1, 4), page_size=2))
+    first = driver.add(PROMPT, WARM)
+    driver.generate([first], 5, 3)
+    second = DrivenRequest(driver.free_slots.pop(), list(PROMPT), GREEDY, pages=first.pages[:3])
+    plan = driver.plan(prefill=[(second, 6, 7)])
+    shared = PageWrite(second.slot, 0, tuple(first.pages[:3]))
+    admission = SlotAdmission(second.slot, len(PROMPT), 6, GREEDY)
+    driver.run(replace(plan, admissions=(admission,), page_writes=(shared, *plan.page_writes)), [second])
+    driver.generate([first, second], 15, 3)
+    _check_warm(driver, first)
+    _check_warm(driver, second)
 
 
 @pytest.mark.parametrize("shape", [(3, 1, 4), (3, 3, 9)], ids=str)

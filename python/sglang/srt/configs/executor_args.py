@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class ExecutorArgs:
     model_path: str
     draft_model_path: str | None = None  # None: no drafter
-    load_format: str = "auto"  # auto, or dummy: random weights from random_seed
+    load_format: str = "auto"  # auto, safetensors, pt, or dummy: random weights
     draft_load_format: str | None = None  # None: as the target's
     draft_load_format: str | None = None  # None: as load_format
     dtype: str = "auto"  # auto: float32 on a CPU, the checkpoint's elsewhere
@@ -24,4 +24,3 @@ class ExecutorArgs:
     topk: int = 1
     num_draft_tokens: int = 0  # the root counts; 0: num_steps + 1
     capture_max_bs: int | None = None  # decode rows a speculative step may have; None: all slots
-    random_seed: int = 0

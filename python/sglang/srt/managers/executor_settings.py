@@ -35,5 +35,4 @@ def executor_args(args: ServerArgs) -> ExecutorArgs:
         topk=args.speculative_eagle_topk or 1,
         num_draft_tokens=args.speculative_num_draft_tokens or 0,
         capture_max_bs=capture,
-        random_seed=args.random_seed or 0,
     )
