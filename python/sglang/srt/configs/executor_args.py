@@ -11,7 +11,6 @@ class ExecutorArgs:
     draft_model_path: str | None = None  # None: no drafter
     load_format: str = "auto"  # auto, safetensors, pt, or dummy: random weights
     draft_load_format: str | None = None  # None: as the target's
-    draft_load_format: str | None = None  # None: as load_format
     dtype: str = "auto"  # auto: float32 on a CPU, the checkpoint's elsewhere
     device: str = "cpu"
     page_size: int = 1

@@ -11,7 +11,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from sglang.srt.managers.io_struct import FinishReason
 from sglang.srt.managers.text_request import Group, RequestError, Sample
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
@@ -44,10 +43,9 @@ def error_response(error: RequestError, shape: ErrorShape) -> JSONResponse:
 
 
 def raise_if_failed(sample: Sample) -> None:
-    """An abort with a status code is an error; one that the client asked for is an answer."""
-    finish: FinishReason | None = sample.finish
-    if finish is not None and finish.type == "abort" and finish.status_code is not None:
-        raise RequestError(finish.message or "the request was aborted", finish.status_code)
+    if sample.has_failed:
+        assert sample.finish is not None and sample.finish.status_code is not None
+        raise RequestError(sample.finish.message or "the request was aborted", sample.finish.status_code)
 
 
 async def read_json(request: Request) -> Any:

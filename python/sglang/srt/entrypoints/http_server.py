@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 _SHUTDOWN_GRACE_S = 1  # for answers that are being sent, once every request has been ended
 _WARMUP_TIMEOUT_S = 300.0
 _BACKLOG = 2048
+_SHUTTING_DOWN = "the server is shutting down"
 
 
 def build_app(context: ServerContext) -> ASGIApp:
@@ -164,7 +165,7 @@ async def _serve(
     server = _Server(_uvicorn_config(build_app(context)))
 
     def stop() -> None:
-        manager.fail("the server is shutting down")
+        manager.fail(_SHUTTING_DOWN, status_code=503)
         server.should_exit = True
 
     _on_signals(stop)
@@ -202,7 +203,7 @@ async def _warm_up(context: ServerContext) -> bool:
     ok = await generates(context.manager, _WARMUP_TIMEOUT_S)
     # A signal has made it fail: that is no failure of the start.
     logger.info("Warm-up took %.2f s.", time.monotonic() - began)
-    return ok or context.manager.failure == "the server is shutting down"
+    return ok or context.manager.failure == _SHUTTING_DOWN
 
 
 def _announce(args: ServerArgs, listener: socket.socket) -> None:

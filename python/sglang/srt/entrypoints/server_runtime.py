@@ -84,7 +84,7 @@ class ServerRuntime:
             self._supervisor.cancel()
         self._loop.remove_reader(self._receiver.file_descriptor)
         if self.manager is not None and self.manager.failure is None:
-            self.manager.fail("the server is shutting down")
+            self.manager.fail("the server is shutting down", status_code=503)
         self._close_processes()
         self._receiver.close()
         self._sender.close()
@@ -139,7 +139,7 @@ class ServerRuntime:
     def _start_scheduler(self) -> Child:
         config = {"run_folder": str(self._folder), "args": msgspec.to_builtins(self.args)}
         module = "sglang.srt.managers.scheduler_process"
-        return start_child(_SCHEDULER, module, msgspec.msgpack.encode(config))
+        return start_child(_SCHEDULER, module, msgspec.msgpack.encode(config), kill_with_parent=True)
 
     def _start_detokenizer(self) -> Child:
         config = {
@@ -148,7 +148,8 @@ class ServerRuntime:
             "log_level": self.args.log_level,
         }
         module = "sglang.srt.managers.detokenizer_manager"
-        return start_child(_DETOKENIZER, module, msgspec.msgpack.encode(config))
+        # It is never busy for long, and removes the run folder should this process be killed.
+        return start_child(_DETOKENIZER, module, msgspec.msgpack.encode(config), kill_with_parent=False)
 
     # ---- while it runs
 

@@ -11,9 +11,7 @@ from typing import Protocol
 
 from sglang.srt.utils.text_tokenizer import TextTokenizer
 
-_REPLACEMENT = "\ufffd"
 _CONTEXT_TOKENS = 6
-_LONGEST_CODE_POINT = 4  # bytes, and so tokens that a code point may be spread over
 
 
 class PieceDecoder(Protocol):
@@ -44,37 +42,33 @@ class ByteLevelDecoder:
 
 
 class WindowDecoder:
-    """For any other tokenizer: decodes the newest ids behind a few older ones, and takes what they add.
+    """For any other tokenizer: decodes a new id behind a few older ones, and takes what it adds.
 
-    A text that ends in a replacement character may be an unfinished code point: it waits for at most
-    as many ids as a code point can have bytes.
+    Ids that stand for single bytes are collected until they are characters. (Where such bytes are no
+    valid UTF-8, the number of replacement characters may differ from that of a decoding in one go.)
     """
 
     def __init__(self, tokenizer: TextTokenizer, skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
-        self._skip = skip_special_tokens
+        self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._context: list[int] = []
-        self._context_text = ""
-        self._pending: list[int] = []
 
     def push(self, token_id: int) -> str:
-        self._pending.append(token_id)
-        text = self._tokenizer.decode(self._context + self._pending, self._skip)
-        if text.endswith(_REPLACEMENT) and len(self._pending) < _LONGEST_CODE_POINT:
+        if token_id in self._skipped:
             return ""
-        return self._take(text)
+        byte = self._tokenizer.fallback_byte(token_id)
+        before = self._tokenizer.decode(self._context, skip_special_tokens=False)
+        ids = [*self._context, token_id]
+        self._context = ids[-_CONTEXT_TOKENS:]
+        if byte is not None:
+            return self._utf8.decode(byte)
+        return self.flush() + self._tokenizer.decode(ids, skip_special_tokens=False)[len(before) :]
 
     def flush(self) -> str:
-        if not self._pending:
-            return ""
-        return self._take(self._tokenizer.decode(self._context + self._pending, self._skip))
-
-    def _take(self, text: str) -> str:
-        new = text[len(self._context_text) :]
-        self._context = (self._context + self._pending)[-_CONTEXT_TOKENS:]
-        self._context_text = self._tokenizer.decode(self._context, self._skip)
-        self._pending = []
-        return new
+        text = self._utf8.decode(b"", final=True)
+        self._utf8.reset()
+        return text
 
 
 def piece_decoder(tokenizer: TextTokenizer, skip_special_tokens: bool) -> PieceDecoder:

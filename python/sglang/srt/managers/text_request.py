@@ -70,6 +70,12 @@ class Sample:
             self.finished_ts = now
         self._changed.set()
 
+    @property
+    def has_failed(self) -> bool:
+        """An abort with a status code is an error; one that the client asked for is an answer."""
+        finish = self.finish
+        return finish is not None and finish.type == "abort" and finish.status_code is not None
+
     def take_delta(self) -> Delta | None:
         """What is new since the last call; None if nothing is."""
         ended = self.finish is not None
@@ -93,7 +99,8 @@ class Group:
         return all(sample.finish is not None for sample in self.samples)
 
     async def finished(self) -> list[Sample]:
-        while not self.is_finished:
+        """All samples, as soon as all have ended or one has failed."""
+        while not self.is_finished and not any(sample.has_failed for sample in self.samples):
             self.changed.clear()
             await self.changed.wait()
         return self.samples

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
+import re
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -32,6 +33,7 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.utils.text_tokenizer import TextTokenizer
 
 _SEED_BITS = 63
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _TOKENIZE_IN_THREAD = 4000  # characters: from here on it would hold up other requests
 
 
@@ -123,6 +125,8 @@ class TokenizerManager:
 
     async def _tokenize(self, request: TextRequest) -> list[int]:
         prompt = request.prompt
+        if isinstance(prompt, str) and _LONE_SURROGATE.search(prompt):
+            raise RequestError("the prompt is not valid Unicode: it has a lone surrogate")
         if not isinstance(prompt, str):
             ids = prompt
         elif len(prompt) < _TOKENIZE_IN_THREAD:
@@ -210,10 +214,11 @@ class TokenizerManager:
             del self._samples[output.rid]
         sample.update(output, now)
 
-    def fail(self, message: str) -> None:
+    def fail(self, message: str, status_code: int = 500) -> None:
         """Answer everything that waits with an error, and refuse what comes from now on."""
         self.failure = message
-        finish = FinishReason("abort", message=message, status_code=500, err_type="InternalServerError")
+        kind = "InternalServerError" if status_code == 500 else "ServiceUnavailableError"
+        finish = FinishReason("abort", message=message, status_code=status_code, err_type=kind)
         samples, self._samples = self._samples, {}
         for sample in samples.values():
             sample.end(finish, time.time())

@@ -39,8 +39,12 @@ class Child:
 # ---- in the parent
 
 
-def start_child(name: str, module: str, config: bytes) -> Child:
-    """Run ``python -m module`` with ``config``; in the child, ``read_config`` returns it."""
+def start_child(name: str, module: str, config: bytes, *, kill_with_parent: bool) -> Child:
+    """Run ``python -m module`` with ``config``; in the child, ``read_config`` returns it.
+
+    Every child notices that its parent is gone (``end_with_parent``). ``kill_with_parent`` has the system
+    kill it too, for one that may be too busy to notice; it can't clean up then, so one other must.
+    """
     env = dict(os.environ)
     inherited = env.get("PYTHONPATH")
     env["PYTHONPATH"] = os.pathsep.join([str(_PACKAGE_PARENT), *([inherited] if inherited else [])])
@@ -48,9 +52,9 @@ def start_child(name: str, module: str, config: bytes) -> Child:
     assert process.stdin is not None
     # The system ties the death signal to the thread that starts the child: only the main thread
     # surely lives as long as the process.
-    is_main = threading.current_thread() is threading.main_thread()
+    kill_with_parent &= threading.current_thread() is threading.main_thread()
     try:
-        process.stdin.write(_KILL_WITH_PARENT if is_main else _ONLY_WATCH_PARENT)
+        process.stdin.write(_KILL_WITH_PARENT if kill_with_parent else _ONLY_WATCH_PARENT)
         process.stdin.write(len(config).to_bytes(_LENGTH_BYTES, "little") + config)
         process.stdin.flush()
     except BrokenPipeError:

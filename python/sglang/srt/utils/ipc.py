@@ -36,7 +36,7 @@ class Sender:
     """One end of a pipe: sends to the process that receives at ``address``. Never blocks, never drops."""
 
     def __init__(self, address: str, encode: Callable[[Any], bytes]) -> None:
-        self._socket = zmq.Context.instance().socket(zmq.PUSH)
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
         self._socket.set_hwm(0)
         self._socket.connect(address)
         self._encode = encode
@@ -53,7 +53,7 @@ class Receiver(Generic[T]):
     """The other end: receives what several senders send to ``address``."""
 
     def __init__(self, address: str, decode: Callable[[bytes], T]) -> None:
-        self._socket = zmq.Context.instance().socket(zmq.PULL)
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PULL)
         self._socket.set_hwm(0)
         self._socket.bind(address)
         self._decode = decode

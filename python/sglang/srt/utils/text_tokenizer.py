@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
+
+
+_FALLBACK_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
 class TokenizerError(ValueError):
@@ -69,11 +73,22 @@ class TextTokenizer:
         return frozenset(i for i, t in self._tokenizer.get_added_tokens_decoder().items() if t.special)
 
     @cached_property
+    def _decoder_kinds(self) -> tuple[str, ...]:
+        decoder = json.loads(self._tokenizer.to_str()).get("decoder") or {}
+        parts = decoder.get("decoders", []) if decoder.get("type") == "Sequence" else [decoder]
+        return tuple(part.get("type", "") for part in parts)
+
+    @property
     def is_byte_level(self) -> bool:
         """Whether decoding is joining the bytes of tokens (GPT-2's way): it can be done one by one."""
-        decoder = json.loads(self._tokenizer.to_str()).get("decoder") or {}
-        parts = decoder.get("decoders", [decoder]) if decoder.get("type") == "Sequence" else [decoder]
-        return [part.get("type") for part in parts] == ["ByteLevel"]
+        return self._decoder_kinds == ("ByteLevel",)
+
+    def fallback_byte(self, token_id: int) -> bytes | None:
+        """The byte that a token like <0x0A> stands for, in a tokenizer that has such tokens."""
+        if "ByteFallback" not in self._decoder_kinds:
+            return None
+        match = _FALLBACK_TOKEN.fullmatch(self._tokenizer.id_to_token(token_id) or "")
+        return None if match is None else bytes.fromhex(match.group(1))
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of a token of a byte-level tokenizer; empty for an id that it lacks."""
