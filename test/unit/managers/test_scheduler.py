@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
-from helpers.scheduler_harness import EOS, SchedulerHarness
+from helpers.scheduler_harness import EOS, SchedulerHarness, decode
 
 from sglang.srt.managers.io_struct import GenerateRequest
+from sglang.srt.mem_cache.prefix_cache import prefix_keys
 from sglang.srt.model_executor.step_plan import PrefillChunk, SpecShape, StepKind, StepPlan
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.speculative.toggle import Decision, ToggleInput, decide_by_threshold
@@ -34,6 +36,12 @@ def test_serves_a_few_requests(spec: SpecShape | None, disable_overlap: bool) ->
     assert {plan.kind for plan in harness.executor.plans} == {StepKind.PREFILL, StepKind.DECODE}
 
 
+def _message(prompt: list[int]) -> GenerateRequest:
+    """What ``send`` makes of a prompt, with room for 60 tokens."""
+    params = SamplingParams(max_new_tokens=60, sampling_seed=1, ignore_eos=True)
+    return GenerateRequest("", prompt, params, False, 0.0)
+
+
 def test_overlap_launches_before_it_commits() -> None:
     for disable_overlap in (False, True):
         harness = SchedulerHarness(disable_overlap=disable_overlap)
@@ -54,10 +62,7 @@ def test_a_request_sure_to_finish_is_not_planned_again() -> None:
     harness.run()
     assert [plan.kind for plan in harness.executor.plans] == [StepKind.PREFILL]
     # One that stops by a token is stepped once more, and that step is not counted.
-    message = GenerateRequest(
-        "", [1, 2], SamplingParams(max_new_tokens=40, sampling_seed=1, ignore_eos=True), False, 0
-    )
-    ids, _, _ = harness.alone(message)
+    ids, _, _ = harness.alone(_message([1, 2]))
     first = ids.index(ids[6])
     harness.send([1, 2], max_new_tokens=40, stop_token_ids=(ids[6],))
     harness.run()
@@ -254,6 +259,32 @@ def test_retraction_at_every_point(num_pages: int, spec: SpecShape | None, disab
     assert all(answer.finish.type == "length" for answer in harness.answers.values() if answer.finish)
 
 
+def test_a_retracted_request_comes_back_before_those_that_wait() -> None:
+    harness = SchedulerHarness(num_pages=24, decode_reserve_tokens=1, use_cache=False, num_slots=2)
+    for start in range(4):
+        harness.send([start, start], max_new_tokens=16)
+    harness.run()
+    harness.check_end()
+    prompts = [
+        (plan.prefill[index].token_ids[0], bool(admission.output_ids))
+        for plan in harness.executor.plans
+        for index, admission in enumerate(plan.admissions)
+    ]
+    assert prompts[:3] == [(0, False), (1, False), (1, True)]  # not 2
+
+
+def test_a_lone_request_uses_the_cache_instead_of_its_duplicates() -> None:
+    harness = SchedulerHarness(num_pages=6, page_size=4, decode_reserve_tokens=1)
+    prompt = [1, 2, 3, 4, 5, 6, 7, 8]
+    harness.send(prompt, max_new_tokens=2)
+    rid = harness.send(prompt, max_new_tokens=16)  # prefilled beside the first: two pages are there twice
+    harness.run()
+    harness.check_end()
+    answer = harness.answers[rid]
+    assert answer.finish is not None and answer.finish.type == "length"
+    assert answer.stats is not None and answer.stats.num_retractions == 1
+
+
 def test_a_lone_request_that_cannot_grow_ends_with_an_error() -> None:
     harness = SchedulerHarness(spec=CHAIN, num_pages=12)
     rid = harness.send([1, 2, 3], max_new_tokens=50)
@@ -282,9 +313,7 @@ def test_drafts_neither_retract_nor_evict() -> None:
     assert harness.cache.match(_pairs([9] * 10)).pages and harness.scheduler._budget.num_evicted == 0
 
 
-def _pairs(ids: list[int]):  # noqa: ANN202
-    from sglang.srt.mem_cache.prefix_cache import prefix_keys
-
+def _pairs(ids: list[int]) -> np.ndarray:
     return prefix_keys(ids, len(ids) - 1, pairs=True)
 
 
@@ -427,16 +456,11 @@ def test_abort_at_every_point(when: int, spec: SpecShape | None, disable_overlap
 
 def test_a_stop_string_inside_an_accepted_run() -> None:
     plain = SchedulerHarness()
-    message = GenerateRequest(
-        "", [1, 2], SamplingParams(max_new_tokens=60, sampling_seed=1, ignore_eos=True), False, 0
-    )
-    ids, _, _ = plain.alone(message)
+    ids, _, _ = plain.alone(_message([1, 2]))
     for accepted in range(4):
         for end in range(4, 20):
             harness = SchedulerHarness(spec=CHAIN)
             harness.executor.accept_counts.extend([accepted] * 60)
-            from helpers.scheduler_harness import decode
-
             text = decode(ids[:end])
             harness.send([1, 2], max_new_tokens=60, stop=(text[-4:],))
             harness.run()
@@ -450,26 +474,35 @@ def test_a_stop_string_inside_an_accepted_run() -> None:
 def test_a_row_that_is_not_finite_ends_alone() -> None:
     harness = SchedulerHarness(spec=CHAIN)
     bad, good = harness.send([1, 2, 3], max_new_tokens=20), harness.send([4, 5], max_new_tokens=20)
-    harness.step()
-    harness.step()
+    for _ in range(4):
+        harness.step()
     harness.executor.fault_slots.append(1)
     harness.run()
     finish = harness.answers[bad].finish
     assert finish is not None and finish.type == "abort" and finish.status_code == 500
     assert harness.answers[good].finish is not None and harness.answers[good].finish.type == "length"
     harness.check_end()
+    known = [1, 2, 3, *harness.answers[bad].ids]
+    assert len(known) > 4 and harness.cache.match(_pairs([*known, 0])).pages == _shared_prompt(harness)
+
+
+def _shared_prompt(harness: SchedulerHarness) -> tuple[int, ...]:
+    """What was shared when [1, 2, 3] had been prefilled, and so before the fault."""
+    return harness.cache.match(_pairs([1, 2, 3])).pages
 
 
 def test_flush_only_when_idle() -> None:
     harness = SchedulerHarness(spec=CHAIN)
-    rid = harness.send([1, 2, 3, 4], max_new_tokens=8)
+    ids, _, _ = harness.alone(_message([1, 2, 3, 4]))
+    rid = harness.send([1, 2, 3, 4], max_new_tokens=40, stop_token_ids=(ids[9],))
     harness.step()
     reply = harness.flush_cache()
     assert not reply.ok and "pending requests" in reply.error and "#running-req: 1" in reply.error
     while harness.answers.get(rid) is None:
         harness.step()
     assert "avg_spec_accept_length" in harness.state()
-    assert harness.flush_cache().ok  # even with a useless step on its way
+    assert harness.scheduler.has_work  # a step that nobody needs is on its way
+    assert harness.flush_cache().ok
     assert harness.cache.num_pages == 0 and harness.scheduler.pages.num_free == 200
     assert "avg_spec_accept_length" not in harness.state()
     harness.run()
