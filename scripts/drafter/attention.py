@@ -67,9 +67,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: PackedMask) -> Tensor:
 def attend_lse(q: Tensor, k: Tensor, v: Tensor, mask: PackedMask) -> tuple[Tensor, Tensor]:
     """As `attend`, with the log-sum-exp of the scores, float32 [B, heads, S]."""
     if mask.fused:
-        out, aux = _flex(
-            q, k, v, block_mask=mask.block, enable_gqa=True, return_aux=AuxRequest(lse=True)
-        )
+        out, aux = _flex(q, k, v, block_mask=mask.block, enable_gqa=True, return_aux=AuxRequest(lse=True))
         return out, aux.lse
     return _dense(q, k, v, mask)
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import Tensor
-
 from generate import Text
+from torch import Tensor
 
 
 def bigram_table(text: Text, vocab: int) -> Tensor:
@@ -16,7 +15,9 @@ def bigram_table(text: Text, vocab: int) -> Tensor:
     start = torch.cumsum(text.length, 0) - text.length
     local = torch.arange(len(text.ids), device=device) - start[owner]
     generated = (local >= text.prompt_len[owner]).nonzero().flatten()
-    pair, count = torch.unique(text.ids[generated - 1].long() * vocab + text.ids[generated], return_counts=True)
+    pair, count = torch.unique(
+        text.ids[generated - 1].long() * vocab + text.ids[generated], return_counts=True
+    )
     order = torch.argsort(count, stable=True)
     table = torch.full((vocab,), -1, dtype=torch.int64)
     pair = pair[order].cpu()  # later assignments, of more frequent pairs, win

@@ -1,6 +1,6 @@
 """Write and read a head in the published EAGLE-3 format (LlamaForCausalLMEagle3, `midlayer.*`).
 
-    python export.py --head DIR --out DIR
+python export.py --head DIR --out DIR
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ import json
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor
-
 from dims import Dims
 from head import DraftHead
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 
 def head_config(dims: Dims) -> dict:
@@ -91,7 +90,9 @@ def load_head(folder: Path, device: str) -> tuple[DraftHead, Tensor]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--head", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()

@@ -16,12 +16,11 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
-
 from dims import Dims
 from kernels import choose, decode_attention
 from prompts import DOMAINS
 from target import Target, load_gguf, rotate
+from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +33,10 @@ class Jobs:
     limit: Tensor  # [N] int64, most tokens, prompt included
     domain: Tensor  # [N] int64
 
-    def select(self, index: Tensor) -> "Jobs":
-        return Jobs(*(getattr(self, f)[index] for f in ("ids", "prompt_len", "temperature", "limit", "domain")))
+    def select(self, index: Tensor) -> Jobs:
+        return Jobs(
+            *(getattr(self, f)[index] for f in ("ids", "prompt_len", "temperature", "limit", "domain"))
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class Text:
         torch.save({f: getattr(self, f).cpu() for f in self.__dataclass_fields__}, path)
 
     @staticmethod
-    def load(path: Path, device: str) -> "Text":
+    def load(path: Path, device: str) -> Text:
         return Text(**{k: v.to(device) for k, v in torch.load(path).items()})
 
 
@@ -155,7 +156,10 @@ class Generator:
         live_jobs = self.job < self.num_jobs
         self.length[self.job[live_jobs]] = self.position[live_jobs] + 1
         rate = int(self.length[:-1].sum()) / (time.time() - begin)
-        print(f"{label}: {steps} steps, {time.time() - begin:.1f} s, {rate:.0f} tokens/s, live {live}", flush=True)
+        print(
+            f"{label}: {steps} steps, {time.time() - begin:.1f} s, {rate:.0f} tokens/s, live {live}",
+            flush=True,
+        )
 
     def text(self, jobs: Jobs, at_least: int) -> Text:
         """Jobs with at least `at_least` new tokens, flattened."""
@@ -173,7 +177,9 @@ class Generator:
         )
 
 
-def jobs_from_flat(ids: np.ndarray, lengths: np.ndarray, domains: np.ndarray, max_len: int, device: str) -> Jobs:
+def jobs_from_flat(
+    ids: np.ndarray, lengths: np.ndarray, domains: np.ndarray, max_len: int, device: str
+) -> Jobs:
     """Prompts from `prompts.npz`; temperature and limit are filled in by the caller."""
     table = torch.zeros(len(lengths), max_len, dtype=torch.int64)
     inside = torch.arange(max_len) < torch.from_numpy(lengths.astype(np.int64))[:, None]
@@ -192,11 +198,17 @@ def with_sampling(jobs: Jobs, temperature: Tensor, new_tokens: Tensor) -> Jobs:
 def own_user_turns(target: Target, data: dict, count: int, slots: int, max_len: int, seed: int) -> Jobs:
     """Prompts that the model writes itself, from the empty user turn, at three temperatures."""
     device = str(target.weights.embedding.device)
-    prefix, suffix = (torch.from_numpy(data[k].astype(np.int64)).to(device)
-                      for k in ("user_prefix", "assistant_prefix"))
+    prefix, suffix = (
+        torch.from_numpy(data[k].astype(np.int64)).to(device) for k in ("user_prefix", "assistant_prefix")
+    )
     lengths = np.full(count, len(prefix))
-    jobs = jobs_from_flat(np.tile(data["user_prefix"], count), lengths, np.full(count, DOMAINS.index("model_turns")),
-                          128, device)
+    jobs = jobs_from_flat(
+        np.tile(data["user_prefix"], count),
+        lengths,
+        np.full(count, DOMAINS.index("model_turns")),
+        128,
+        device,
+    )
     heat = torch.tensor([0.8, 1.0, 1.0, 1.2], device=device)[torch.arange(count, device=device) % 4]
     jobs = with_sampling(jobs, heat, torch.full_like(jobs.prompt_len, 96))
     generator = Generator(target, jobs, slots, seed)
@@ -207,7 +219,10 @@ def own_user_turns(target: Target, data: dict, count: int, slots: int, max_len: 
     keep = (ended & (length > len(prefix) + 3)).nonzero().flatten()
     table = F.pad(ids[keep], (0, max_len - 128))
     at = length[keep] - 1  # the suffix begins where the turn's end mark is
-    table[torch.arange(len(keep), device=device)[:, None], at[:, None] + torch.arange(len(suffix), device=device)] = suffix
+    table[
+        torch.arange(len(keep), device=device)[:, None],
+        at[:, None] + torch.arange(len(suffix), device=device),
+    ] = suffix
     return Jobs(table, at + len(suffix), heat[keep], at, jobs.domain[keep])
 
 
@@ -261,7 +276,9 @@ def held_out_text(target: Target, jobs: Jobs, temperature: float, new_tokens: in
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--gguf", type=Path, required=True)
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True, help="folder for train.pt, greedy.pt and t1.pt")
@@ -278,7 +295,9 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
 
     def read(part: str) -> Jobs:
-        return jobs_from_flat(*(data[f"{part}_{k}"] for k in ("ids", "lengths", "domains")), args.max_len, device)
+        return jobs_from_flat(
+            *(data[f"{part}_{k}"] for k in ("ids", "lengths", "domains")), args.max_len, device
+        )
 
     held_out = read("held_out")
     for name, temperature in (("greedy", 0.0), ("t1", 1.0)):

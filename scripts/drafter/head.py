@@ -7,16 +7,15 @@ queries see the step-0 keys causally and one key, at their own row, of each late
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Callable
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-
 from attention import PackedMask, attend_lse
 from dims import Dims
 from target import rms_norm, rotate
+from torch import Tensor, nn
 
 MAX_STEPS = 5
 
@@ -39,7 +38,12 @@ class DraftHead(nn.Module):
             "midlayer.mlp.down_proj": (h, f),
             "lm_head": (dims.draft_vocab, h),
         }
-        norms = ("midlayer.input_layernorm", "midlayer.hidden_norm", "midlayer.post_attention_layernorm", "norm")
+        norms = (
+            "midlayer.input_layernorm",
+            "midlayer.hidden_norm",
+            "midlayer.post_attention_layernorm",
+            "norm",
+        )
         self.weights = nn.ParameterDict()
         for name, (rows, cols) in shapes.items():
             bound = cols**-0.5
@@ -62,7 +66,7 @@ class DraftHead(nn.Module):
         self.weights["lm_head"].copy_(embedding[draft_ids].float())
         self.weights["norm"].copy_(norm.float())
 
-    def cast(self, dtype: torch.dtype) -> "CastWeights":
+    def cast(self, dtype: torch.dtype) -> CastWeights:
         """Weights in the computing type, once per training step; gradients flow back to float32."""
         w = {name: value.to(dtype) for name, value in self.weights.items() if name != "lm_head"}
         attn, mlp = "midlayer/self_attn/", "midlayer/mlp/"
@@ -114,8 +118,21 @@ def _merge(q: Tensor, o: Tensor, lse: Tensor, keys: tuple, values: tuple, closed
     return total.view(q.shape).to(q.dtype)
 
 
-def _finish(h: Tensor, q: Tensor, o: Tensor, lse: Tensor, keys: tuple, values: tuple, closed: Tensor,
-            out: Tensor, post_norm: Tensor, gate_up: Tensor, down: Tensor, final_norm: Tensor, eps: float):
+def _finish(
+    h: Tensor,
+    q: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    keys: tuple,
+    values: tuple,
+    closed: Tensor,
+    out: Tensor,
+    post_norm: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    final_norm: Tensor,
+    eps: float,
+):
     """Rest of the layer: merge, output projection, residual (the raw feature), MLP; output and its norm."""
     mixed = _merge(q, o, lse, keys, values, closed)
     x = h + F.linear(mixed.transpose(1, 2).flatten(2), out)
@@ -148,11 +165,19 @@ class Unroller:
             self._blanks[name] = blanks
         for blank in blanks:
             blank.grad = None
-        rest = blanks[len(used):]
+        rest = blanks[len(used) :]
         return (*used, *(rest if torch.is_grad_enabled() else [b.detach() for b in rest]))
 
-    def run(self, w: CastWeights, embedding: Tensor, ids: Tensor, position: Tensor, features: Tensor,
-            mask: PackedMask, steps: int = MAX_STEPS):
+    def run(
+        self,
+        w: CastWeights,
+        embedding: Tensor,
+        ids: Tensor,
+        position: Tensor,
+        features: Tensor,
+        mask: PackedMask,
+        steps: int = MAX_STEPS,
+    ):
         """Yields the normed layer output [B * S, hidden] of every step, ready for `lm_head`.
 
         ids, position [B, S]; features [B, S, 3 hidden].
@@ -172,7 +197,18 @@ class Unroller:
                 values.append(v)
             o, lse = attend_lse(q, *first, mask)
             h, normed = self._finish(
-                h, q, o, lse, self._fill("k", keys, k), self._fill("v", values, v), self.closed[step],
-                w.out, w.post_norm, w.gate_up, w.down, w.final_norm, self.dims.eps,
+                h,
+                q,
+                o,
+                lse,
+                self._fill("k", keys, k),
+                self._fill("v", values, v),
+                self.closed[step],
+                w.out,
+                w.post_norm,
+                w.gate_up,
+                w.down,
+                w.final_norm,
+                self.dims.eps,
             )
             yield normed.flatten(0, 1)

@@ -8,9 +8,8 @@ draft logits in one pass, the gradient written over the logits.
 from __future__ import annotations
 
 import torch
-from torch import Tensor
-
 from noise import gumbel
+from torch import Tensor
 
 try:
     import triton
@@ -21,8 +20,19 @@ except ImportError:  # a CPU machine: the twins are used
 if triton is not None:
 
     @triton.jit
-    def _decode_attention(q_ptr, k_ptr, v_ptr, out_ptr, pos_ptr, scale, cache_len,
-                          GROUP: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr):
+    def _decode_attention(
+        q_ptr,
+        k_ptr,
+        v_ptr,
+        out_ptr,
+        pos_ptr,
+        scale,
+        cache_len,
+        GROUP: tl.constexpr,
+        ROWS: tl.constexpr,
+        DIM: tl.constexpr,
+        BLOCK: tl.constexpr,
+    ):
         slot, kv_head, kv_heads = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
         length = tl.load(pos_ptr + slot).to(tl.int32) + 1
         rows, dims, cols = tl.arange(0, ROWS), tl.arange(0, DIM), tl.arange(0, BLOCK)
@@ -81,8 +91,9 @@ if triton is not None:
         tl.store(best_ptr + row, best)
 
     @triton.jit
-    def _soft_cross_entropy(logit_ptr, prob_ptr, weight_ptr, loss_ptr, best_ptr, vocab, overlap_weight,
-                            BLOCK: tl.constexpr):
+    def _soft_cross_entropy(
+        logit_ptr, prob_ptr, weight_ptr, loss_ptr, best_ptr, vocab, overlap_weight, BLOCK: tl.constexpr
+    ):
         row = tl.program_id(0).to(tl.int64)
         cols = tl.arange(0, BLOCK)
         inside = cols < vocab

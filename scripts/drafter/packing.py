@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
-
 from generate import Text
 from head import MAX_STEPS
+from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +36,10 @@ class Corpus:
         local = place - start[owner]
         self.position = torch.cat([local, pad])
         # row j predicts token j+1, which must be generated; MAX_STEPS tokens must precede it
-        open_ = (local >= text.prompt_len[owner] - 1) & (local <= text.length[owner] - 2) & (local >= MAX_STEPS)
-        self.open = torch.cat([open_, pad.bool()])
+        open_ = (
+            (local >= text.prompt_len[owner] - 1) & (local <= text.length[owner] - 2) & (local >= MAX_STEPS)
+        )
+        self.open_cpu = torch.cat([open_, pad.bool()]).cpu().numpy()
         following = torch.cat([text.best[1:].long(), pad])
         self.wanted = torch.cat([draft_of[following], pad - 1])
         self.pad_place = len(text.ids)
@@ -71,9 +72,16 @@ class Corpus:
 
     def batch(self, places: np.ndarray) -> Batch:
         """One batch from rows of `pack`; padded tokens count up as one text of their own."""
-        place = torch.from_numpy(places).to(self.ids.device)
+        device = self.ids.device
+        place = to_device(places, device)
+        rows = to_device(self.open_cpu[places].reshape(-1).nonzero()[0], device)
         padded = place == self.pad_place
         run = torch.cumsum(padded.long(), 1) - 1
         position = torch.where(padded, run, self.position[place])
-        rows = self.open[place].flatten().nonzero().flatten()
         return Batch(self.ids[place], position, place, rows, self.wanted[place.flatten()[rows]])
+
+
+def to_device(array: np.ndarray, device: torch.device) -> Tensor:
+    """Copy without waiting for the work queued before it."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

@@ -20,10 +20,20 @@ HERE = Path(__file__).resolve().parent
 HELD_OUT = HERE.parents[1] / "benchmark" / "prompts" / "heldout.jsonl"
 DOMAINS = ("humaneval_chat", "humaneval_raw", "tasks", "chat_template", "chat_free", "model_turns", "tool")
 SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
-BFCL_FILES = (
-    "simple_python multiple parallel live_simple live_multiple live_parallel irrelevance live_irrelevance "
-    "simple_java simple_javascript parallel_multiple live_parallel_multiple"
-).split()
+BFCL_FILES = [
+    "simple_python",
+    "multiple",
+    "parallel",
+    "live_simple",
+    "live_multiple",
+    "live_parallel",
+    "irrelevance",
+    "live_irrelevance",
+    "simple_java",
+    "simple_javascript",
+    "parallel_multiple",
+    "live_parallel_multiple",
+]
 MAX_PROMPT = 448  # tokens
 
 Prompt = tuple[str, str]  # domain, text
@@ -129,7 +139,11 @@ def _made_up_tool(words: dict, rng: random.Random) -> tuple[dict, str]:
     picked = rng.sample(sorted(words["parameters"]), rng.randint(1, 4))
     fields = {p: words["parameters"][p] for p in picked}
     properties = {p: {"type": kind, "description": doc} for p, (kind, doc, _) in fields.items()}
-    parameters = {"type": "object", "properties": properties, "required": picked[: rng.randint(1, len(picked))]}
+    parameters = {
+        "type": "object",
+        "properties": properties,
+        "required": picked[: rng.randint(1, len(picked))],
+    }
     verb = name.replace("_", " ")
     given = ", ".join(f"{p.replace('_', ' ')} {rng.choice(values)}" for p, (_, _, values) in fields.items())
     tool = {"name": name, "description": verb.capitalize() + ".", "parameters": parameters}
@@ -190,7 +204,9 @@ def encode(tokenizer, prompts: list[Prompt], limit: int) -> dict[str, np.ndarray
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--gguf", type=Path, required=True)
     parser.add_argument("--humaneval", type=Path, required=True)
     parser.add_argument("--bfcl", type=Path, required=True)
@@ -198,7 +214,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     tokenizer = load_tokenizer(args.gguf)
-    arrays = {f"train_{k}": v for k, v in encode(tokenizer, build(args.humaneval, args.bfcl, args.seed), MAX_PROMPT).items()}
+    arrays = {
+        f"train_{k}": v
+        for k, v in encode(tokenizer, build(args.humaneval, args.bfcl, args.seed), MAX_PROMPT).items()
+    }
     held_out = [(row["domain"], row["text"]) for row in read_held_out()]
     arrays |= {f"held_out_{k}": v for k, v in encode(tokenizer, held_out, MAX_PROMPT).items()}
     for name, text in (("user_prefix", user_prefix()), ("assistant_prefix", assistant_prefix())):
@@ -206,7 +225,12 @@ def main() -> None:
     np.savez_compressed(args.out, **arrays)
     for part in ("train", "held_out"):
         counts = np.bincount(arrays[f"{part}_domains"], minlength=len(DOMAINS))
-        print(part, dict(zip(DOMAINS, counts.tolist(), strict=True)), "tokens", int(arrays[f"{part}_lengths"].sum()))
+        print(
+            part,
+            dict(zip(DOMAINS, counts.tolist(), strict=True)),
+            "tokens",
+            int(arrays[f"{part}_lengths"].sum()),
+        )
 
 
 if __name__ == "__main__":

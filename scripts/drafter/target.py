@@ -6,16 +6,15 @@ text (`decode`), giving features and probabilities to the trainer (`forward`), a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
-
 from attention import PackedMask, attend
 from dims import Dims
+from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,16 +11,16 @@ vocabulary, and prompts, carry no loss.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
-
 from attention import PackedMask
 from dims import Dims
 from evaluate import evaluate, summary
@@ -30,6 +30,7 @@ from head import DraftHead, Unroller
 from kernels import soft_cross_entropy
 from packing import Batch, Corpus
 from target import Target, load_gguf, matmul_f32
+from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class Recipe:
     rows: int = 32  # a batch is [rows, row_len] tokens
     row_len: int = 1024
     step_decay: float = 0.8
-    overlap_weight: float = 0.5
+    overlap_weight: float = 1.0
     weight_decay: float = 0.01
     clip: float = 1.0
     seed: int = 0
@@ -57,8 +58,16 @@ class SoftLoss(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, hidden: Tensor, rows: Tensor, lm_head: Tensor, cast: Tensor, prob: Tensor, weight: Tensor,
-                overlap: float):
+    def forward(
+        ctx,
+        hidden: Tensor,
+        rows: Tensor,
+        lm_head: Tensor,
+        cast: Tensor,
+        prob: Tensor,
+        weight: Tensor,
+        overlap: float,
+    ):
         """hidden [N, hidden]; rows [R] distinct; lm_head float32, `cast` its copy in the computing type."""
         picked = hidden[rows]
         logits = picked @ cast.t()
@@ -84,7 +93,10 @@ class Trainer:
         self.mask = PackedMask(recipe.rows, recipe.row_len, device)
         self.unroller = Unroller(target.dims, target.cos, target.sin, compiled)
         self.optimizer = torch.optim.AdamW(
-            head.parameters(), lr=recipe.lr, betas=(0.9, 0.95), weight_decay=recipe.weight_decay,
+            head.parameters(),
+            lr=recipe.lr,
+            betas=(0.9, 0.95),
+            weight_decay=recipe.weight_decay,
             fused=device.startswith("cuda"),
         )
 
@@ -132,15 +144,18 @@ def learning_rate(recipe: Recipe, step: int, done: float) -> float:
 def batches(corpus: Corpus, recipe: Recipe):
     """Endless batches, repacked in a new order every pass; yields (pass number, batch)."""
     rng = np.random.default_rng(recipe.seed)
-    number = 0
-    while True:
-        number += 1
+
+    def pack() -> np.ndarray:
         places = corpus.pack(recipe.row_len, rng)
         rng.shuffle(places)
-        if len(places) < recipe.rows:  # a toy corpus
-            places = np.tile(places, (-(-recipe.rows // len(places)), 1))
-        for i in range(0, len(places) - recipe.rows + 1, recipe.rows):
-            yield number, corpus.batch(places[i : i + recipe.rows])
+        return np.tile(places, (-(-recipe.rows // len(places)), 1))  # a toy corpus may fill no batch
+
+    with ThreadPoolExecutor(1) as background:
+        coming = background.submit(pack)
+        for number in itertools.count(1):
+            places, coming = coming.result(), background.submit(pack)
+            for i in range(0, len(places) - recipe.rows + 1, recipe.rows):
+                yield number, corpus.batch(places[i : i + recipe.rows])
 
 
 class Log:
@@ -165,8 +180,14 @@ class Log:
             self.path.write_text("\n".join(json.dumps(line) for line in self.lines) + "\n")
 
 
-def train(trainer: Trainer, corpus: Corpus, held_out: Text | None, draft_ids: Tensor, out: Path | None,
-          max_steps: int = 1 << 60) -> Log:
+def train(
+    trainer: Trainer,
+    corpus: Corpus,
+    held_out: Text | None,
+    draft_ids: Tensor,
+    out: Path | None,
+    max_steps: int = 1 << 60,
+) -> Log:
     """Until the recipe's seconds are over (or `max_steps`)."""
     recipe, log = trainer.recipe, Log(out / "train_log.jsonl" if out else None)
     begin = time.time()
@@ -179,8 +200,15 @@ def train(trainer: Trainer, corpus: Corpus, held_out: Text | None, draft_ids: Te
         log.add(*trainer.update(batch, lr))
         if (step + 1) % recipe.report_every == 0 or step in (0, 20):
             loss, *hits = log.means()
-            log.write(step=step + 1, seconds=round(time.time() - begin, 1), epoch=number, lr=round(lr, 6), loss=loss, hits=hits,
-                      tokens=(step + 1) * recipe.rows * recipe.row_len)
+            log.write(
+                step=step + 1,
+                seconds=round(time.time() - begin, 1),
+                epoch=number,
+                lr=round(lr, 6),
+                loss=loss,
+                hits=hits,
+                tokens=(step + 1) * recipe.rows * recipe.row_len,
+            )
         if out and spent > next_save:
             next_save = spent + recipe.save_every
             save_head(trainer.head, draft_ids, out)
@@ -213,14 +241,16 @@ def inverse_ids(draft_ids: Tensor, vocab: int) -> Tensor:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--gguf", type=Path, required=True)
     parser.add_argument("--text", type=Path, required=True, help="folder written by generate.py")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--warm-start", type=Path, help="folder of a published head to go on from")
     parser.add_argument("--seconds", type=float, default=900.0)
-    parser.add_argument("--lr", type=float, default=Recipe.lr)
-    parser.add_argument("--overlap-weight", type=float, default=Recipe.overlap_weight)
+    parser.add_argument("--lr", type=float, default=Recipe(0.0).lr)
+    parser.add_argument("--overlap-weight", type=float, default=Recipe(0.0).overlap_weight)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -228,7 +258,9 @@ def main() -> None:
     torch.manual_seed(args.seed)
     recipe = Recipe(args.seconds, lr=args.lr, overlap_weight=args.overlap_weight, seed=args.seed)
     args.out.mkdir(parents=True, exist_ok=True)
-    target = Target(load_gguf(args.gguf, Dims(), device, dtype), Dims(), recipe.row_len, compiled=device == "cuda")
+    target = Target(
+        load_gguf(args.gguf, Dims(), device, dtype), Dims(), recipe.row_len, compiled=device == "cuda"
+    )
     text = Text.load(args.text / "train.pt", device)
     if args.warm_start:
         head, draft_ids = load_head(args.warm_start, device)

@@ -124,7 +124,9 @@ def test_flex_block_mask_agrees_with_dense() -> None:
     out, lse = attend_lse(q, k, v, mask)
     mask.fused = True
     mask.update(position)
-    fused, aux = flex_attention(q, k, v, block_mask=mask.block, enable_gqa=True, return_aux=AuxRequest(lse=True))
+    fused, aux = flex_attention(
+        q, k, v, block_mask=mask.block, enable_gqa=True, return_aux=AuxRequest(lse=True)
+    )
     assert torch.allclose(out, fused, atol=1e-5) and torch.allclose(lse, aux.lse, atol=1e-5)
     blocks = mask.block.to_dense()[0, 0].bool()
     allowed = mask.dense()[0, 0].view(3, 128, 3, 128).any(3).any(1)
@@ -161,7 +163,11 @@ def plain_loss(trainer: Trainer, batch) -> torch.Tensor:
     weight = (batch.wanted >= 0).float() / len(batch.rows)
     total = torch.zeros(())
     outputs = trainer.unroller.run(
-        trainer.head.cast(torch.float32), trainer.target.weights.embedding, batch.ids, batch.position, features,
+        trainer.head.cast(torch.float32),
+        trainer.target.weights.embedding,
+        batch.ids,
+        batch.position,
+        features,
         trainer.mask,
     )
     for step, h in enumerate(outputs):
@@ -217,7 +223,7 @@ def draft_loop(trainer: Trainer, ids: torch.Tensor, prompt_len: int, draft_ids: 
 
 @torch.no_grad()
 def draft_next(trainer: Trainer, fed: torch.Tensor, committed: int, k: int, draft_ids: torch.Tensor):
-    """Draft k from tokens `fed` = committed tokens, the chosen one and k drafts; features end at `committed`."""
+    """Draft k; `fed` holds the committed tokens, the chosen one and k drafts, features end at `committed`."""
     features, _ = one_text_forward(trainer.target, fed[:committed])
     ids = torch.cat([fed, fed.new_zeros(MAX_STEPS)])
     padded = torch.cat([features, torch.zeros(1, len(ids) - committed, features.shape[2])], 1)
