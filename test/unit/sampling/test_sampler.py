@@ -39,8 +39,9 @@ def _process(logits: list[float], sampling: SlotSampling, outputs: list[int]) ->
 
 def _kept(scores: list[float], sampling: SlotSampling) -> set[int]:
     """Ids that joint top-k, top-p and min-p leave."""
-    total = sum(math.exp(s - max(scores)) for s in scores)
-    probs = [math.exp(s - max(scores)) / total for s in scores]
+    best = max(scores)
+    total = sum(math.exp(s - best) for s in scores)
+    probs = [math.exp(s - best) / total for s in scores]
     order = sorted(range(len(scores)), key=lambda i: (-scores[i], i))
     kept, before = set(), 0.0
     for rank, i in enumerate(order):

@@ -48,7 +48,8 @@ class SamplingParams:
         unknown = sorted(set(merged) - known)
         if unknown:
             raise SamplingParamsError(
-                f"unknown or unsupported sampling parameter(s) {', '.join(unknown)}; supported: {', '.join(sorted(known))}"
+                f"unknown or unsupported sampling parameter(s) {', '.join(unknown)};"
+                f" supported: {', '.join(sorted(known))}"
             )
         if "stop" in merged:
             merged["stop"] = _strings("stop", merged["stop"])
@@ -97,7 +98,8 @@ class SamplingParams:
 
 
 _INT_FIELDS = {
-    "max_new_tokens", "top_k", "min_new_tokens", "n", "stream_interval", "sampling_seed", "speculative_draft_len",
+    "max_new_tokens", "top_k", "min_new_tokens", "n", "stream_interval", "sampling_seed",
+    "speculative_draft_len",
 }  # fmt: skip
 _FLOAT_FIELDS = {
     "temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty",
