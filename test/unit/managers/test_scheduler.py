@@ -569,3 +569,16 @@ def test_drain_answers_everything() -> None:
     harness.scheduler.drain()
     assert not harness.scheduler.has_work and not harness.scheduler.step()
     harness.check_end()
+
+
+def test_ids_outside_the_vocabulary_are_refused_or_passed_over() -> None:
+    """They would index past a row of logits: an assertion in the executor, which ends the process."""
+    harness = SchedulerHarness()
+    vocab = harness.info.vocab_size
+    bad = [harness.send([5, 6], logit_bias=((token, 1.0),)) for token in (-1, vocab)]
+    good = harness.send([5, 6], stop_token_ids=(vocab + 7,), min_new_tokens=2, max_new_tokens=4)
+    harness.run()
+    for rid in bad:
+        finish = harness.answers[rid].finish
+        assert finish is not None and finish.status_code == 400 and "logit_bias" in (finish.message or "")
+    assert len(harness.answers[good].ids) == 4

@@ -46,10 +46,20 @@ class Intake:
                 f"the prompt has token ids outside 0 … {info.vocab_size - 1} (from {min(ids)} to {max(ids)})",
                 BAD_REQUEST,
             )
+        biased = [token for token, _ in message.sampling.logit_bias]
+        if biased and not 0 <= min(biased) <= max(biased) < info.vocab_size:
+            return abort_reason(
+                f"logit_bias names token ids outside 0 … {info.vocab_size - 1} (from {min(biased)} to "
+                f"{max(biased)})",
+                BAD_REQUEST,
+            )
         return None
 
     def _slot_sampling(self, params: SamplingParams) -> SlotSampling:
-        suppressed = self._stops.stop_ids(params) if params.min_new_tokens > 0 else ()
+        suppressed: tuple[int, ...] = ()
+        if params.min_new_tokens > 0:
+            # A stop id beyond the vocabulary is harmless (upstream's users send them) but has no logit.
+            suppressed = tuple(t for t in self._stops.stop_ids(params) if t < self._info.vocab_size)
         return SlotSampling(
             temperature=0.0 if params.greedy else params.temperature,
             top_k=params.top_k,

@@ -95,6 +95,8 @@ class SamplingParams:
         interval = self.stream_interval
         need(interval is None or interval >= 1, f"stream_interval must be >= 1, got {interval}")
         need(all(t >= 0 for t in self.stop_token_ids), "stop_token_ids must be >= 0")
+        seed = self.sampling_seed
+        need(seed is None or -(2**63) <= seed < 2**63, f"sampling_seed must fit in 64 bits, got {seed}")
 
 
 _INT_FIELDS = {

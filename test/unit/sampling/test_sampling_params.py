@@ -1,0 +1,67 @@
+"""What a user may write as sampling parameters. Run alone: pytest test/unit/sampling/test_sampling_params.py"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sglang.srt.sampling.sampling_params import SamplingParams, SamplingParamsError
+
+
+def test_defaults_are_upstreams() -> None:
+    params = SamplingParams.from_dict({})
+    assert (params.max_new_tokens, params.temperature, params.top_p, params.top_k) == (128, 1.0, 1.0, -1)
+    assert not params.greedy and params.skip_special_tokens and params.spaces_between_special_tokens
+
+
+def test_given_values_win_over_defaults_and_none_means_not_given() -> None:
+    params = SamplingParams.from_dict({"temperature": 0.3, "top_p": None}, {"temperature": 0.9, "top_p": 0.5})
+    assert (params.temperature, params.top_p) == (0.3, 0.5)
+
+
+def test_stops_and_biases_are_normalised() -> None:
+    params = SamplingParams.from_dict(
+        {"stop": "end", "stop_token_ids": [9, 4], "logit_bias": {"7": 1, "3": -2.5}}
+    )
+    assert params.stop == ("end",) and params.stop_token_ids == (4, 9)
+    assert params.logit_bias == ((3, -2.5), (7, 1.0))
+
+
+@pytest.mark.parametrize("temperature", [0, 0.0, 1e-7])
+def test_tiny_temperatures_are_greedy(temperature: float) -> None:
+    assert SamplingParams.from_dict({"temperature": temperature}).greedy
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"top_k": 0}, "top_k"),
+        ({"top_k": 2.5}, "top_k"),
+        ({"min_p": -0.1}, "min_p"),
+        ({"frequency_penalty": 2.1}, "frequency_penalty"),
+        ({"presence_penalty": -2.1}, "presence_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"max_new_tokens": 0}, "max_new_tokens"),
+        ({"max_new_tokens": 4, "min_new_tokens": 5}, "min_new_tokens"),
+        ({"stop": [""]}, "stop"),
+        ({"stop": ["x"] * 33}, "32"),
+        ({"stop_token_ids": ["a"]}, "stop_token_ids"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids"),
+        ({"n": 0}, "n must"),
+        ({"ignore_eos": "yes"}, "ignore_eos"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"sampling_seed": 2**63}, "sampling_seed"),
+        ({"sampling_seed": -(2**63) - 1}, "sampling_seed"),
+        ({"speculative_draft_len": -1}, "speculative_draft_len"),
+        ({"json_schema": "{}"}, "json_schema"),
+    ],
+)
+def test_what_is_wrong_is_named(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(SamplingParamsError, match=said):
+        SamplingParams.from_dict(given)
