@@ -71,6 +71,7 @@ class Server:
             stdout=self._log,
             stderr=subprocess.STDOUT,
             env=server_environment(self.folder),
+            start_new_session=True,  # what a terminal does: Ctrl-C goes to the whole group
         )
         self.members: list[psutil.Process] = []
 

@@ -6,6 +6,7 @@ The servers of the first class start together: most of a start is waiting for im
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -213,7 +214,7 @@ def test_ctrl_c_while_it_loads(models: tuple[Path, Path]) -> None:
         while "Starting the scheduler" not in server.log() and time.monotonic() < deadline:
             time.sleep(0.05)
         time.sleep(0.3)  # into the imports of the children
-        server.process.send_signal(signal.SIGINT)
+        os.killpg(server.process.pid, signal.SIGINT)
         assert server.process.wait(5) == 0
         assert "Traceback" not in server.log()
         assert server.leftovers() == []

@@ -23,8 +23,8 @@ from sglang.srt.managers.io_struct import (
     tokenizer_decoder,
 )
 from sglang.srt.managers.text_metrics import NoTextMetrics, PrometheusTextMetrics, TextMetrics
+from sglang.srt.managers.text_request import RequestError
 from sglang.srt.managers.tokenizer_manager import Limits, TokenizerManager
-from sglang.srt.server_args import ServerArgs
 from sglang.srt.utils.child_process import Child, describe_exit, start_child, stop_children
 from sglang.srt.utils.ipc import Receiver, Sender, endpoint, make_run_folder, remove_run_folder
 
@@ -125,9 +125,10 @@ class ServerRuntime:
         self.manager = TokenizerManager(
             self._prepared.tokenizer, limits, self._sender.send, self._metrics, self.args.random_seed
         )
-        await self.manager.get_state()  # an answer: the way to the scheduler is open too
-        if self._failure:
-            raise StartError(self._failure)
+        try:
+            await self.manager.get_state()  # an answer: the way to the scheduler is open too
+        except RequestError as error:
+            raise StartError(str(error)) from error
         self.startup_time_s = time.time() - self.started_ts
         logger.info(
             "The model is loaded (%.1f s): context of %d tokens, KV cache of %d tokens.",

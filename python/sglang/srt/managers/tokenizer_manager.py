@@ -178,7 +178,10 @@ class TokenizerManager:
         return await self._ask(lambda request_id: FlushCacheRequest(request_id))
 
     async def get_state(self) -> dict[str, Any]:
-        return (await self._ask(lambda request_id: GetStateRequest(request_id))).body
+        reply = await self._ask(lambda request_id: GetStateRequest(request_id))
+        if not reply.ok:
+            raise RequestError(reply.error, status_code=503)
+        return reply.body
 
     async def set_state(self, server_args: dict[str, Any]) -> ControlReply:
         return await self._ask(lambda request_id: SetStateRequest(request_id, server_args))

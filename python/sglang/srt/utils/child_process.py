@@ -48,7 +48,9 @@ def start_child(name: str, module: str, config: bytes, *, kill_with_parent: bool
     env = dict(os.environ)
     inherited = env.get("PYTHONPATH")
     env["PYTHONPATH"] = os.pathsep.join([str(_PACKAGE_PARENT), *([inherited] if inherited else [])])
-    process = subprocess.Popen([sys.executable, "-m", module], stdin=subprocess.PIPE, env=env)
+    # A process group of its own: Ctrl-C reaches the parent alone, which decides what it means.
+    command = [sys.executable, "-m", module]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, env=env, process_group=0)
     assert process.stdin is not None
     # The system ties the death signal to the thread that starts the child: only the main thread
     # surely lives as long as the process.
@@ -94,7 +96,6 @@ def describe_exit(name: str, code: int) -> str:
 
 def read_config() -> bytes:
     """What the parent gave ``start_child``. Called once, before ``end_with_parent``."""
-    ignore_interrupt()
     source = sys.stdin.buffer
     if source.read(1) == _KILL_WITH_PARENT and sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -103,11 +104,6 @@ def read_config() -> bytes:
     if len(config) < length:
         raise SystemExit(1)  # the parent died before it had said anything
     return config
-
-
-def ignore_interrupt() -> None:
-    """Ctrl-C reaches every process of the terminal; the parent alone decides what it means."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def end_with_parent(clean_up: Callable[[], Any]) -> None:

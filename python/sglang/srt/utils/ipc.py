@@ -70,7 +70,7 @@ class Receiver(Generic[T]):
     def receive_all(self) -> list[T]:
         """Every message that is there now; does not wait."""
         messages = []
-        while self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+        while self._socket.poll(0, zmq.POLLIN):
             messages.append(self._decode(self._socket.recv()))
         return messages
 

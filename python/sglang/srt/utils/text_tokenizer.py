@@ -10,7 +10,6 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-
 _FALLBACK_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 

@@ -45,13 +45,8 @@ async def answer_chat(request: Request, body: ChatBody, context: ServerContext) 
 
 def chat_request(body: ChatBody, context: ServerContext) -> TextRequest:
     most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    prompt: str | list[int]
-    if body.input_ids is not None:
-        prompt = body.input_ids
-    else:
-        prompt = _render(body, context)
     return TextRequest(
-        prompt=prompt,
+        prompt=_render(body, context) if body.input_ids is None else body.input_ids,
         sampling=body.sampling(context.sampling_defaults(), most),
         rid=body.rid or new_rid(),
         stream=body.stream,

@@ -1,0 +1,160 @@
+"""Flags: what is taken, what is derived, and what each refusal says. Run alone: pytest THIS_FILE"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+import msgspec
+import pytest
+
+from sglang.srt.configs.speculative_args import parse_threshold, resolve_shape
+from sglang.srt.server_args import ServerArgs, shape_warning
+from sglang.srt.utils.flags import ServerArgsError, flags_of, option_name
+from sglang.srt.utils.upstream_flags import refused_flags
+
+EAGLE = "--speculative-algorithm EAGLE3 --speculative-draft-model-path d"
+
+
+def resolved(line: str, architecture: str = "Qwen3ForCausalLM") -> ServerArgs:
+    return ServerArgs.from_command_line(["--model-path", "m", *line.split()]).resolve(architecture)
+
+
+def test_defaults() -> None:
+    args = resolved("")
+    assert (args.host, args.port, args.stream_interval, args.page_size) == ("127.0.0.1", 30000, 1, 1)
+    assert args.tokenizer_path == args.served_model_name == "m"
+    assert args.attention_backend == "torch_native"
+    assert args.speculative_algorithm is None and args.speculative_num_steps is None
+
+
+def test_every_field_is_a_flag_with_help() -> None:
+    fields = {field.name for field in dataclasses.fields(ServerArgs)}
+    assert set(flags_of(ServerArgs)) == fields
+    assert all(row.help for row, _ in flags_of(ServerArgs).values())
+
+
+def test_no_flag_is_both_taken_and_refused() -> None:
+    taken = {o for name, (row, _) in flags_of(ServerArgs).items() for o in (option_name(name), *row.aliases)}
+    assert not taken & set(refused_flags())
+
+
+def test_flags_of_upstream_are_refused_by_name() -> None:
+    for option, reason in refused_flags().items():
+        with pytest.raises(ServerArgsError, match=re.escape(f"SGLang has {option}; this server does not: ")):
+            resolved(f"{option} 1")
+        assert reason.endswith(("leave it out", "backend", "dtype")) or ":" in reason
+    with pytest.raises(ServerArgsError, match="quantization"):
+        resolved("--quantization=fp8")
+
+
+def test_aliases() -> None:
+    args = resolved("--model other --tp 1 --dp 1 --ep 1 --pp 1")
+    assert (args.model_path, args.tp_size) == ("other", 1)
+    args = resolved("--speculative-algorithm eagle3 --speculative-draft-model x")
+    assert (args.speculative_algorithm, args.speculative_draft_model_path) == ("EAGLE3", "x")
+
+
+@pytest.mark.parametrize(
+    "line, words",
+    [
+        ("--tmp-size 1", "did you mean --tp-size"),
+        ("--zzzz", "--help"),
+        ("stray", "unexpected argument stray"),
+        ("--port x", "--port.*whole number.*'x'"),
+        ("--port 70000", "--port.*65535"),
+        ("--load-format gguf", "--load-format.*safetensors"),
+        ("--tp 8", "--tp-size 8.*one device"),
+        ("--attention-backend triton", "triton.*torch_native"),
+        ("--attention-backend magic", "magic is unknown"),
+        ("--page-size 0", "--page-size"),
+        ("--chunked-prefill-size 0", "--chunked-prefill-size"),
+        ("--mem-fraction-static 1.5", "--mem-fraction-static"),
+        ("--speculative-algorithm NGRAM", "NGRAM is not supported yet; supported: EAGLE3"),
+        ("--speculative-algorithm FOO", "FOO is unknown"),
+        ("--speculative-algorithm EAGLE3", "--speculative-draft-model-path"),
+        ("--speculative-num-steps 3", "--speculative-num-steps needs a drafter"),
+        ("--speculative-disable-bs-threshold 3", "--speculative-algorithm EAGLE3"),
+        (f"{EAGLE} --speculative-disable-bs-threshold -1", "whole number from 0"),
+        (f"{EAGLE} --speculative-disable-bs-threshold auto", "whole number from 0"),
+        (f"{EAGLE} --speculative-disable-bs-threshold 2.5", "whole number from 0"),
+        (f"{EAGLE} --speculative-num-steps 0", "threshold 0"),
+        (f"{EAGLE} --speculative-eagle-topk 2", "need --speculative-num-steps"),
+        (f"{EAGLE} --speculative-num-steps 2 --speculative-eagle-topk 4", "from 2 to 21"),
+        (f"{EAGLE} --speculative-accept-threshold-single 0.5", "verification is exact"),
+        (f"{EAGLE} --speculative-use-rejection-sampling", "verification is exact"),
+    ],
+)
+def test_refusals(line: str, words: str) -> None:
+    with pytest.raises(ServerArgsError, match=words) as caught:
+        resolved(line)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "given, architecture, shape",
+    [
+        ((None, None, None), "LlamaForCausalLM", (5, 4, 8)),
+        ((None, None, None), "Qwen2ForCausalLM", (3, 1, 4)),
+        ((3, None, None), "LlamaForCausalLM", (3, 1, 4)),
+        ((3, 1, 4), "LlamaForCausalLM", (3, 1, 4)),
+        ((2, 1, 9), "LlamaForCausalLM", (2, 1, 3)),
+        ((2, 4, 16), "LlamaForCausalLM", (2, 4, 16)),
+        ((2, 4, 21), "LlamaForCausalLM", (2, 4, 21)),
+    ],
+)
+def test_shapes(given: tuple[Any, Any, Any], architecture: str, shape: tuple[int, int, int]) -> None:
+    found = resolve_shape(*given, architecture)
+    assert (found.num_steps, found.eagle_topk, found.num_draft_tokens) == shape
+    assert bool(found.warning) == (given[2] not in (None, shape[2]))
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 22), (2, 4, 1), (2, 0, 3), (0, 1, 1), (None, None, 4)])
+def test_shapes_that_can_not_be(shape: tuple[Any, Any, Any]) -> None:
+    with pytest.raises(ServerArgsError):
+        resolve_shape(*shape, "LlamaForCausalLM")
+
+
+def test_a_changed_shape_is_said() -> None:
+    args = ServerArgs.from_command_line(
+        f"--model m {EAGLE} --speculative-num-steps 2 --speculative-num-draft-tokens 9".split()
+    )
+    assert "changed to 3" in shape_warning(args, None)
+    assert shape_warning(ServerArgs(), None) == ""
+
+
+def test_threshold_values() -> None:
+    assert [parse_threshold(value) for value in (None, "0", 7, "12")] == [None, 0, 7, 12]
+    for wrong in (True, "", "1e3", -2, 2.0):
+        with pytest.raises(ServerArgsError):
+            parse_threshold(wrong)  # type: ignore[arg-type]
+
+
+def test_keywords_are_checked_as_flags_are() -> None:
+    args = ServerArgs.from_keywords(model_path="m", mem_fraction_static=1 / 2, page_size=16)
+    assert args.page_size == 16
+    for values, words in (
+        ({"page_siz": 1}, "did you mean page_size"),
+        ({"page_size": "1"}, "page_size must be of type int"),
+        ({"page_size": True}, "page_size must be of type int"),
+        ({"load_format": "gguf"}, "load_format"),
+        ({"quantization": "fp8"}, "SGLang has --quantization"),
+        ({"speculative_disable_bs_threshold": -1}, "whole number"),
+    ):
+        with pytest.raises(ServerArgsError, match=words):
+            ServerArgs.from_keywords(**values)
+
+
+def test_it_crosses_a_process_boundary() -> None:
+    args = resolved(f"{EAGLE} --mem-fraction-static 0.5 --api-key k")
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(args), type=ServerArgs) == args
+    assert args.public_dict()["api_key"] == "***"
+
+
+def test_help_shows_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as done:
+        ServerArgs.from_command_line(["--help"])
+    assert done.value.code == 0
+    text = capsys.readouterr().out
+    assert all(option_name(name) in text for name in flags_of(ServerArgs))
