@@ -135,8 +135,8 @@ class PrometheusSink:
         self._set_or_hide("spec_accept_rate", report.accept_rate)
 
     def _set_or_hide(self, name: str, value: float | None) -> None:
-        # A gauge in a multiprocess file cannot be removed: NaN is what the reader leaves out
-        # (prometheus_reader.WithoutNan). A figure that never existed has no sample at all.
+        # A gauge in a multiprocess file cannot be removed: NaN is what GET /metrics leaves out
+        # (entrypoints/metrics_endpoint.py). A figure that never existed has no sample at all.
         if value is not None:
             self._set(name, value)
         elif name in self._gauges and self._has_sample(name):
