@@ -31,7 +31,7 @@ def test_inputs_that_are_views() -> None:
 def test_a_packed_weight_is_the_only_copy() -> None:
     layer = Linear(torch.randn(8, 8))
     if layer.packed:
-        assert layer.weight.layout is torch._mkldnn
+        assert layer.weight.is_mkldnn
     assert layer.weight_bytes == 8 * 8 * 4
     assert not any(isinstance(v, torch.Tensor) and v is not layer.weight for v in vars(layer).values())
 
