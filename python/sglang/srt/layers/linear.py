@@ -1,7 +1,9 @@
 """Linear layers.
 
 On a CPU a step of 1 to 16 rows is bound by reading the weights, so float32 weights are packed once
-by oneDNN: a row then costs 0.7x of ``F.linear``'s, and 4 rows cost little more than 1 (docs/perf_log.md).
+by oneDNN. All linears of SmolLM2-135M on 2 AVX2 cores: 1 row takes 0.65x of ``F.linear``'s time, and
+4 rows 1.2x of 1 row (``F.linear``: 1.9x). The batch hint of the packing is left out: a hint of 1 or 4
+made other row counts slower.
 """
 
 from __future__ import annotations
