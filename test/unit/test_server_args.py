@@ -79,6 +79,10 @@ def test_aliases() -> None:
         (f"{EAGLE} --speculative-disable-bs-threshold -1", "whole number from 0"),
         (f"{EAGLE} --speculative-disable-bs-threshold auto", "whole number from 0"),
         (f"{EAGLE} --speculative-disable-bs-threshold 2.5", "whole number from 0"),
+        (
+            f"{EAGLE} --speculative-disable-bs-threshold 9 --speculative-capture-max-bs 8",
+            "capture-max-bs 8 to at least",
+        ),
         (f"{EAGLE} --speculative-num-steps 0", "threshold 0"),
         (f"{EAGLE} --speculative-eagle-topk 2", "need --speculative-num-steps"),
         (f"{EAGLE} --speculative-num-steps 2 --speculative-eagle-topk 4", "from 2 to 21"),

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from sglang.srt.configs.speculative_args import (
+    check_capture,
     check_exact_verification,
     parse_algorithm,
     parse_threshold,
@@ -256,6 +257,7 @@ def _speculative_values(args: ServerArgs, architecture: str | None) -> dict[str,
             f"--speculative-algorithm {algorithm} needs --speculative-draft-model-path,"
             " the folder of the drafter"
         )
+    check_capture(args.speculative_disable_bs_threshold, args.speculative_capture_max_bs)
     shape = resolve_shape(
         args.speculative_num_steps,
         args.speculative_eagle_topk,

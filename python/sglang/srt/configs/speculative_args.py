@@ -97,6 +97,15 @@ def parse_threshold(given: str | int | None) -> int | None:
     return int(given)
 
 
+def check_capture(threshold: int | None, capture_max_bs: int | None) -> None:
+    if threshold is None or capture_max_bs is None or threshold <= capture_max_bs:
+        return
+    raise ServerArgsError(
+        f"--speculative-disable-bs-threshold {threshold} needs speculative steps of {threshold} requests:"
+        f" raise --speculative-capture-max-bs {capture_max_bs} to at least that, or leave it out"
+    )
+
+
 def check_exact_verification(threshold_single: float, threshold_acc: float) -> None:
     if threshold_single == 1.0 and threshold_acc == 1.0:
         return

@@ -165,6 +165,7 @@ async def _serve(
     server = _Server(_uvicorn_config(build_app(context)))
 
     def stop() -> None:
+        logger.info("Shutting down.")
         manager.fail(_SHUTTING_DOWN, status_code=503)
         server.should_exit = True
 

@@ -90,6 +90,7 @@ def with_embedded_model(args: ServerArgs) -> ServerArgs:
         args = replace(args, speculative_disable_bs_threshold=EMBEDDED_DISABLE_BS_THRESHOLD)
     if args.speculative_capture_max_bs is None:
         # On a CPU nothing is captured, so that the threshold may be raised as far as anybody likes.
-        args = replace(args, speculative_capture_max_bs=_EMBEDDED_CAPTURE_MAX_BS)
+        capture = max(_EMBEDDED_CAPTURE_MAX_BS, args.speculative_disable_bs_threshold or 0)
+        args = replace(args, speculative_capture_max_bs=capture)
     shape = (args.speculative_num_steps, args.speculative_eagle_topk, args.speculative_num_draft_tokens)
     return args if shape != (None, None, None) else replace(args, speculative_num_steps=_EMBEDDED_STEPS)
