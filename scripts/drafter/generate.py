@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -127,7 +128,7 @@ class Generator:
         self.position.copy_(torch.where(done, 0, index))
         self.job.copy_(fresh)
 
-    def _replay(self):
+    def _replay(self) -> Callable[[], None]:
         """The step as a CUDA graph (or itself on a CPU)."""
         if not self.token.is_cuda:
             return self.step
@@ -295,9 +296,8 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
 
     def read(part: str) -> Jobs:
-        return jobs_from_flat(
-            *(data[f"{part}_{k}"] for k in ("ids", "lengths", "domains")), args.max_len, device
-        )
+        ids, lengths, domains = (data[f"{part}_{k}"] for k in ("ids", "lengths", "domains"))
+        return jobs_from_flat(ids, lengths, domains, args.max_len, device)
 
     held_out = read("held_out")
     for name, temperature in (("greedy", 0.0), ("t1", 1.0)):

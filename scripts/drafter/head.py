@@ -7,7 +7,7 @@ queries see the step-0 keys causally and one key, at their own row, of each late
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -94,7 +94,9 @@ class CastWeights:
     final_norm: Tensor
 
 
-def _project(e: Tensor, h: Tensor, norms: tuple, qkv: Tensor, cos: Tensor, sin: Tensor, dims: Dims):
+def _project(
+    e: Tensor, h: Tensor, norms: tuple, qkv: Tensor, cos: Tensor, sin: Tensor, dims: Dims
+) -> tuple[Tensor, Tensor, Tensor]:
     """e, h [B, S, hidden] -> q [B, heads, S, D], k and v [B, kv_heads, S, D]."""
     x = torch.cat([rms_norm(e, norms[0], dims.eps), rms_norm(h, norms[1], dims.eps)], -1)
     fused = F.linear(x, qkv).view(*e.shape[:2], -1, dims.head_dim).transpose(1, 2)
@@ -132,7 +134,7 @@ def _finish(
     down: Tensor,
     final_norm: Tensor,
     eps: float,
-):
+) -> tuple[Tensor, Tensor]:
     """Rest of the layer: merge, output projection, residual (the raw feature), MLP; output and its norm."""
     mixed = _merge(q, o, lse, keys, values, closed)
     x = h + F.linear(mixed.transpose(1, 2).flatten(2), out)
@@ -177,7 +179,7 @@ class Unroller:
         features: Tensor,
         mask: PackedMask,
         steps: int = MAX_STEPS,
-    ):
+    ) -> Iterator[Tensor]:
         """Yields the normed layer output [B * S, hidden] of every step, ready for `lm_head`.
 
         ids, position [B, S]; features [B, S, 3 hidden].

@@ -58,7 +58,7 @@ class Corpus:
                 at = int(space.argmin())
                 closed.append(bins[at])
                 bins[at], space[at] = [], row_len
-            bins[at].append(text)
+            bins[at].append(int(text))
             space[at] -= self.length[text]
         closed += [b for b in bins if b]
         places = np.full((len(closed), row_len), self.pad_place, np.int64)

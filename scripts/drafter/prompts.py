@@ -13,6 +13,7 @@ import gzip
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -182,14 +183,14 @@ def build(humaneval: Path, bfcl: Path, seed: int) -> list[Prompt]:
     return [p for p in prompts if p[1] not in set(held_out)]
 
 
-def load_tokenizer(gguf: Path):
+def load_tokenizer(gguf: Path) -> Any:
     """The `tokenizers` object of a GGUF file."""
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).backend_tokenizer
 
 
-def encode(tokenizer, prompts: list[Prompt], limit: int) -> dict[str, np.ndarray]:
+def encode(tokenizer: Any, prompts: list[Prompt], limit: int) -> dict[str, np.ndarray]:
     """Flat token ids, lengths and domain numbers of the prompts of at most `limit` tokens."""
     ids, domains = [], []
     for begin in range(0, len(prompts), 2000):

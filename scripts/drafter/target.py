@@ -112,7 +112,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return (value * scale * weight.float()).to(x.dtype)
 
 
-def _project(x: Tensor, w: Tensor, norm: Tensor, cos: Tensor, sin: Tensor, dims: Dims):
+def _project(
+    x: Tensor, w: Tensor, norm: Tensor, cos: Tensor, sin: Tensor, dims: Dims
+) -> tuple[Tensor, Tensor, Tensor]:
     """x [B, S, hidden] -> q [B, heads, S, D], k and v [B, kv_heads, S, D]."""
     batch, length, _ = x.shape
     fused = F.linear(rms_norm(x, norm, dims.eps), w).view(batch, length, -1, dims.head_dim)
@@ -120,7 +122,7 @@ def _project(x: Tensor, w: Tensor, norm: Tensor, cos: Tensor, sin: Tensor, dims:
     return rotate(q, cos, sin), rotate(k, cos, sin), v.contiguous()
 
 
-def _mix(x: Tensor, o: Tensor, w: LayerWeights | tuple, eps: float) -> Tensor:
+def _mix(x: Tensor, o: Tensor, w: tuple[Tensor, ...], eps: float) -> Tensor:
     """Output projection, residual, MLP.  o [B, heads, S, D]."""
     out, norm2, gate_up, down = w
     x = x + F.linear(o.transpose(1, 2).flatten(2), out)

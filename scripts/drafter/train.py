@@ -15,18 +15,20 @@ import itertools
 import json
 import math
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from attention import PackedMask
 from dims import Dims
-from evaluate import evaluate, summary
+from drafting import Drafting
+from evaluate import head_hits, summary, walk_all
 from export import load_head, save_head
 from generate import Text
-from head import DraftHead, Unroller
+from head import DraftHead
 from kernels import soft_cross_entropy
 from packing import Batch, Corpus
 from target import Target, load_gguf, matmul_f32
@@ -59,7 +61,7 @@ class SoftLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx,
+        ctx: Any,
         hidden: Tensor,
         rows: Tensor,
         lm_head: Tensor,
@@ -67,7 +69,7 @@ class SoftLoss(torch.autograd.Function):
         prob: Tensor,
         weight: Tensor,
         overlap: float,
-    ):
+    ) -> tuple[Tensor, Tensor]:
         """hidden [N, hidden]; rows [R] distinct; lm_head float32, `cast` its copy in the computing type."""
         picked = hidden[rows]
         logits = picked @ cast.t()
@@ -78,43 +80,34 @@ class SoftLoss(torch.autograd.Function):
         return loss.sum(), best
 
     @staticmethod
-    def backward(ctx, grad: Tensor, _: Tensor):
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         d_hidden, d_head = ctx.saved_tensors
         return d_hidden * grad.to(d_hidden.dtype), None, d_head * grad, None, None, None, None
 
 
 class Trainer:
-    """Owns the head, the optimiser and the fixed-shape pieces of a step."""
+    """Owns the optimiser; makes the loss of a batch and steps on it."""
 
-    def __init__(self, target: Target, head: DraftHead, draft_ids: Tensor, recipe: Recipe, compiled: bool):
-        self.target, self.head, self.recipe = target, head, recipe
-        self.dtype, device = target.weights.embedding.dtype, str(draft_ids.device)
-        self.draft_rows = target.weights.embedding[draft_ids]  # [draft_vocab, hidden]
-        self.mask = PackedMask(recipe.rows, recipe.row_len, device)
-        self.unroller = Unroller(target.dims, target.cos, target.sin, compiled)
+    def __init__(self, drafting: Drafting, recipe: Recipe):
+        self.drafting, self.recipe = drafting, recipe
+        self.draft_rows = drafting.target.weights.embedding[drafting.draft_ids]  # [draft_vocab, hidden]
         self.optimizer = torch.optim.AdamW(
-            head.parameters(),
+            drafting.head.parameters(),
             lr=recipe.lr,
             betas=(0.9, 0.95),
             weight_decay=recipe.weight_decay,
-            fused=device.startswith("cuda"),
+            fused=drafting.draft_ids.is_cuda,
         )
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Scalar loss and the hit rate of every step."""
-        self.mask.update(batch.position)
-        features, hidden = self.target.forward(batch.ids, batch.position, self.mask)
+        forward = self.drafting.forward(batch)
         with torch.no_grad():
-            prob = torch.softmax(hidden.flatten(0, 1)[batch.rows] @ self.draft_rows.t(), -1)
-        wanted = batch.wanted >= 0
-        weight = wanted.float() / max(1, len(batch.rows))
-        cast, lm_head = self.head.cast(self.dtype), self.head.weights["lm_head"]
-        lm_cast = lm_head.detach().to(self.dtype)
+            prob = torch.softmax(forward.hidden[batch.rows] @ self.draft_rows.t(), -1)
+        weight = (batch.wanted >= 0).float() / max(1, len(batch.rows))
+        lm_head, lm_cast = self.drafting.head.weights["lm_head"], self.drafting.lm_head()
         total, hits = torch.zeros((), device=weight.device), []
-        outputs = self.unroller.run(
-            cast, self.target.weights.embedding, batch.ids, batch.position, features, self.mask
-        )
-        for step, h in enumerate(outputs):
+        for step, h in enumerate(forward.outputs):
             scaled = weight * self.recipe.step_decay**step
             loss, best = SoftLoss.apply(
                 h, batch.rows - 1 - step, lm_head, lm_cast, prob, scaled, self.recipe.overlap_weight
@@ -129,7 +122,7 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         loss, hits = self.loss(batch)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.head.parameters(), self.recipe.clip)
+        torch.nn.utils.clip_grad_norm_(self.drafting.head.parameters(), self.recipe.clip)
         self.optimizer.step()
         return loss.detach(), hits
 
@@ -141,7 +134,7 @@ def learning_rate(recipe: Recipe, step: int, done: float) -> float:
     return recipe.lr * min(1.0, (step + 1) / recipe.warmup_steps) * shape
 
 
-def batches(corpus: Corpus, recipe: Recipe):
+def batches(corpus: Corpus, recipe: Recipe) -> Iterator[tuple[int, Batch]]:
     """Endless batches, repacked in a new order every pass; yields (pass number, batch)."""
     rng = np.random.default_rng(recipe.seed)
 
@@ -162,7 +155,8 @@ class Log:
     """Means of the last steps, printed and kept as JSON lines."""
 
     def __init__(self, path: Path | None):
-        self.path, self.lines = path, []
+        self.path = path
+        self.lines: list[dict] = []
         self.sums: list[Tensor] = []
 
     def add(self, loss: Tensor, hits: Tensor) -> None:
@@ -173,7 +167,7 @@ class Log:
         self.sums = []
         return [round(x, 4) for x in mean]
 
-    def write(self, **entry) -> None:
+    def write(self, **entry: Any) -> None:
         self.lines.append(entry)
         print(json.dumps(entry), flush=True)
         if self.path:
@@ -184,12 +178,12 @@ def train(
     trainer: Trainer,
     corpus: Corpus,
     held_out: Text | None,
-    draft_ids: Tensor,
     out: Path | None,
     max_steps: int = 1 << 60,
 ) -> Log:
     """Until the recipe's seconds are over (or `max_steps`)."""
-    recipe, log = trainer.recipe, Log(out / "train_log.jsonl" if out else None)
+    recipe, drafting = trainer.recipe, trainer.drafting
+    log = Log(out / "train_log.jsonl" if out else None)
     begin = time.time()
     next_save, next_check = recipe.save_every, recipe.check_every
     for step, (number, batch) in enumerate(batches(corpus, recipe)):
@@ -211,14 +205,14 @@ def train(
             )
         if out and spent > next_save:
             next_save = spent + recipe.save_every
-            save_head(trainer.head, draft_ids, out)
+            save_head(drafting.head, drafting.draft_ids, out)
         if held_out is not None and spent > next_check:
             next_check = spent + recipe.check_every
-            result = evaluate(trainer, held_out, draft_ids, noisy=False, baselines=None)
-            log.write(seconds=round(time.time() - begin, 1), held_out=summary(result))
+            table = head_hits(drafting, held_out, noisy=False)["argmax"]
+            log.write(seconds=round(time.time() - begin, 1), held_out=summary(walk_all(table, held_out)))
     log.write(step=step, seconds=round(time.time() - begin, 1), finished=True)
     if out:
-        save_head(trainer.head, draft_ids, out)
+        save_head(drafting.head, drafting.draft_ids, out)
     return log
 
 
@@ -231,13 +225,6 @@ def frequent_ids(text: Text, dims: Dims) -> Tensor:
     count = torch.bincount(text.ids[generated], minlength=dims.vocab).double()
     count += 1e-4 * torch.bincount(text.ids, minlength=dims.vocab).double()
     return count.argsort(descending=True, stable=True)[: dims.draft_vocab]
-
-
-def inverse_ids(draft_ids: Tensor, vocab: int) -> Tensor:
-    """Target id -> draft id, or -1."""
-    inverse = torch.full((vocab,), -1, dtype=torch.int64, device=draft_ids.device)
-    inverse[draft_ids] = torch.arange(len(draft_ids), device=draft_ids.device)
-    return inverse
 
 
 def main() -> None:
@@ -253,23 +240,21 @@ def main() -> None:
     parser.add_argument("--overlap-weight", type=float, default=Recipe(0.0).overlap_weight)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    on_gpu = torch.cuda.is_available()
+    device, dtype = ("cuda", torch.bfloat16) if on_gpu else ("cpu", torch.float32)
     torch.manual_seed(args.seed)
     recipe = Recipe(args.seconds, lr=args.lr, overlap_weight=args.overlap_weight, seed=args.seed)
     args.out.mkdir(parents=True, exist_ok=True)
-    target = Target(
-        load_gguf(args.gguf, Dims(), device, dtype), Dims(), recipe.row_len, compiled=device == "cuda"
-    )
+    target = Target(load_gguf(args.gguf, Dims(), device, dtype), Dims(), recipe.row_len, compiled=on_gpu)
     text = Text.load(args.text / "train.pt", device)
     if args.warm_start:
         head, draft_ids = load_head(args.warm_start, device)
     else:
         head, draft_ids = DraftHead(Dims()).to(device), frequent_ids(text, Dims())
         head.start_from(target.weights.embedding, target.weights.norm, draft_ids)
-    corpus = Corpus(text, inverse_ids(draft_ids, Dims().vocab), Dims().eos)
-    trainer = Trainer(target, head, draft_ids, recipe, compiled=device == "cuda")
-    train(trainer, corpus, Text.load(args.text / "greedy.pt", device), draft_ids, args.out)
+    drafting = Drafting(target, head, draft_ids, recipe.rows, recipe.row_len, compiled=on_gpu)
+    corpus = Corpus(text, drafting.draft_of(), Dims().eos)
+    train(Trainer(drafting, recipe), corpus, Text.load(args.text / "greedy.pt", device), args.out)
 
 
 if __name__ == "__main__":

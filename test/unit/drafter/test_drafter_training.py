@@ -14,6 +14,7 @@ sys.path.insert(0, str(SCRIPTS))
 from attention import PackedMask, attend_lse  # noqa: E402
 from baselines import bigram_hits, bigram_table, ngram_hits  # noqa: E402
 from dims import TOY  # noqa: E402
+from drafting import Drafting  # noqa: E402
 from evaluate import evaluate, head_hits, walk  # noqa: E402
 from export import load_head, save_head  # noqa: E402
 from generate import Generator, Jobs, Text, held_out_text  # noqa: E402
@@ -21,7 +22,7 @@ from head import MAX_STEPS, DraftHead  # noqa: E402
 from noise import gumbel  # noqa: E402
 from packing import Corpus  # noqa: E402
 from target import Target, random_weights  # noqa: E402
-from train import Recipe, Trainer, frequent_ids, inverse_ids, train  # noqa: E402
+from train import Recipe, Trainer, frequent_ids, train  # noqa: E402
 
 RECIPE = Recipe(seconds=1e9, lr=1e-2, warmup_steps=5, rows=4, row_len=128, report_every=10)
 
@@ -58,14 +59,18 @@ def text(target: Target) -> Text:
 
 @pytest.fixture(scope="module")
 def trained(target: Target, text: Text):
-    """A trainer after 40 steps, its draft ids and log."""
+    """A head after 40 steps, and the log."""
     torch.manual_seed(0)
     draft_ids = frequent_ids(text, TOY)
     head = DraftHead(TOY)
     head.start_from(target.weights.embedding, target.weights.norm, draft_ids)
-    trainer = Trainer(target, head, draft_ids, RECIPE, compiled=False)
-    corpus = Corpus(text, inverse_ids(draft_ids, TOY.vocab), TOY.eos)
-    return trainer, draft_ids, train(trainer, corpus, None, draft_ids, None, max_steps=40)
+    drafting = toy_drafting(target, head, draft_ids)
+    corpus = Corpus(text, drafting.draft_of(), TOY.eos)
+    return drafting, train(Trainer(drafting, RECIPE), corpus, None, None, max_steps=40)
+
+
+def toy_drafting(target: Target, head: DraftHead, draft_ids: torch.Tensor) -> Drafting:
+    return Drafting(target, head, draft_ids, RECIPE.rows, RECIPE.row_len, compiled=False)
 
 
 def one_text_forward(target: Target, ids: torch.Tensor):
@@ -134,57 +139,47 @@ def test_flex_block_mask_agrees_with_dense() -> None:
 
 
 def test_loss_falls(trained) -> None:
-    losses = [line["loss"] for line in trained[2].lines if "loss" in line]
+    losses = [line["loss"] for line in trained[1].lines if "loss" in line]
     assert losses[-1] < losses[0] - 2
 
 
 def test_loss_gradient_is_the_gradient_of_the_loss(target: Target, text: Text) -> None:
     """The gradient made by hand equals autograd's on the plain formula."""
     torch.manual_seed(1)
-    draft_ids = frequent_ids(text, TOY)
-    trainer = Trainer(target, DraftHead(TOY), draft_ids, RECIPE, compiled=False)
-    corpus = Corpus(text, inverse_ids(draft_ids, TOY.vocab), TOY.eos)
+    drafting = toy_drafting(target, DraftHead(TOY), frequent_ids(text, TOY))
+    trainer, corpus = Trainer(drafting, RECIPE), Corpus(text, drafting.draft_of(), TOY.eos)
     batch = corpus.batch(corpus.pack(128, None)[: RECIPE.rows])
     loss, _ = trainer.loss(batch)
     loss.backward()
-    made = {n: p.grad.clone() for n, p in trainer.head.named().items()}
-    trainer.head.zero_grad()
+    made = {n: p.grad.clone() for n, p in drafting.head.named().items()}
+    drafting.head.zero_grad()
     expected = plain_loss(trainer, batch)
     expected.backward()
     assert torch.allclose(loss, expected, rtol=1e-5)
-    for name, p in trainer.head.named().items():
+    for name, p in drafting.head.named().items():
         assert torch.allclose(made[name], p.grad, atol=1e-5), name
 
 
 def plain_loss(trainer: Trainer, batch) -> torch.Tensor:
-    trainer.mask.update(batch.position)
-    features, hidden = trainer.target.forward(batch.ids, batch.position, trainer.mask)
-    prob = torch.softmax(hidden.flatten(0, 1)[batch.rows] @ trainer.draft_rows.t(), -1)
+    forward = trainer.drafting.forward(batch)
+    prob = torch.softmax(forward.hidden[batch.rows] @ trainer.draft_rows.t(), -1)
     weight = (batch.wanted >= 0).float() / len(batch.rows)
     total = torch.zeros(())
-    outputs = trainer.unroller.run(
-        trainer.head.cast(torch.float32),
-        trainer.target.weights.embedding,
-        batch.ids,
-        batch.position,
-        features,
-        trainer.mask,
-    )
-    for step, h in enumerate(outputs):
-        logq = torch.log_softmax(h[batch.rows - 1 - step] @ trainer.head.weights["lm_head"].t(), -1)
+    for step, h in enumerate(forward.outputs):
+        logq = torch.log_softmax(h[batch.rows - 1 - step] @ trainer.drafting.head.weights["lm_head"].t(), -1)
         miss = 1 - torch.minimum(prob, logq.exp()).sum(-1)
-        row = -(prob * logq).sum(-1) + trainer.recipe.overlap_weight * miss
-        total = total + trainer.recipe.step_decay**step * (weight * row).sum()
+        row = -(prob * logq).sum(-1) + RECIPE.overlap_weight * miss
+        total = total + RECIPE.step_decay**step * (weight * row).sum()
     return total
 
 
 def test_export_round_trip_is_exact(trained, tmp_path: Path) -> None:
-    trainer, draft_ids, _ = trained
-    save_head(trainer.head, draft_ids, tmp_path / "a")
+    drafting, _ = trained
+    save_head(drafting.head, drafting.draft_ids, tmp_path / "a")
     again, ids = load_head(tmp_path / "a", "cpu")
     save_head(again, ids, tmp_path / "b")
-    assert torch.equal(ids, draft_ids)
-    for name, value in trainer.head.named().items():
+    assert torch.equal(ids, drafting.draft_ids)
+    for name, value in drafting.head.named().items():
         assert torch.equal(again.named()[name], value.to(torch.bfloat16).float()), name
     for part in ("model.safetensors", "config.json"):
         assert (tmp_path / "a" / part).read_bytes() == (tmp_path / "b" / part).read_bytes()
@@ -192,17 +187,17 @@ def test_export_round_trip_is_exact(trained, tmp_path: Path) -> None:
 
 def test_hit_table_equals_incremental_drafting(trained, text: Text) -> None:
     """Walking the table gives the accept lengths that real draft loops give."""
-    trainer, draft_ids, _ = trained
-    hits = head_hits(trainer, text, draft_ids, noisy=False)["argmax"]
+    drafting, _ = trained
+    hits = head_hits(drafting, text, noisy=False)["argmax"]
     begin = 0
     for length, prompt_len in zip(text.length.tolist()[:6], text.prompt_len.tolist(), strict=False):
         ids = text.ids[begin : begin + length].long()
         steps, tokens, _, _ = walk(hits[begin : begin + length], prompt_len, length, 3)
-        assert (steps, tokens) == draft_loop(trainer, ids, prompt_len, draft_ids, 3)
+        assert (steps, tokens) == draft_loop(drafting, ids, prompt_len, 3)
         begin += length
 
 
-def draft_loop(trainer: Trainer, ids: torch.Tensor, prompt_len: int, draft_ids: torch.Tensor, drafts: int):
+def draft_loop(drafting: Drafting, ids: torch.Tensor, prompt_len: int, drafts: int) -> tuple[int, int]:
     """Draft from the committed tokens only, feeding drafts back; returns verify steps and tokens."""
     committed, steps, tokens = prompt_len, 0, 0
     while committed + 1 < len(ids):
@@ -210,7 +205,7 @@ def draft_loop(trainer: Trainer, ids: torch.Tensor, prompt_len: int, draft_ids: 
         for k in range(drafts):
             if committed + 1 + taken >= len(ids):
                 break
-            draft = draft_next(trainer, fed, committed, k, draft_ids)
+            draft = draft_next(drafting, fed, committed, k)
             fed = torch.cat([fed, draft[None]])
             if int(draft) != int(ids[committed + 1 + k]):
                 break
@@ -222,25 +217,30 @@ def draft_loop(trainer: Trainer, ids: torch.Tensor, prompt_len: int, draft_ids: 
 
 
 @torch.no_grad()
-def draft_next(trainer: Trainer, fed: torch.Tensor, committed: int, k: int, draft_ids: torch.Tensor):
+def draft_next(drafting: Drafting, fed: torch.Tensor, committed: int, k: int) -> torch.Tensor:
     """Draft k; `fed` holds the committed tokens, the chosen one and k drafts, features end at `committed`."""
-    features, _ = one_text_forward(trainer.target, fed[:committed])
+    features, _ = one_text_forward(drafting.target, fed[:committed])
     ids = torch.cat([fed, fed.new_zeros(MAX_STEPS)])
     padded = torch.cat([features, torch.zeros(1, len(ids) - committed, features.shape[2])], 1)
     mask, position = PackedMask(1, len(ids), "cpu"), torch.arange(len(ids))[None]
     mask.update(position)
-    outputs = trainer.unroller.run(
-        trainer.head.cast(torch.float32), trainer.target.weights.embedding, ids[None], position, padded, mask
+    outputs = drafting.unroller.run(
+        drafting.head.cast(torch.float32),
+        drafting.target.weights.embedding,
+        ids[None],
+        position,
+        padded,
+        mask,
     )
     for step, h in enumerate(outputs):
         if step == k:
-            return draft_ids[(h[committed - 1] @ trainer.head.weights["lm_head"].t()).argmax()]
+            return drafting.draft_ids[(h[committed - 1] @ drafting.head.weights["lm_head"].t()).argmax()]
 
 
 def test_evaluation_reports_all_drafters(target: Target, text: Text, trained) -> None:
-    trainer, draft_ids, _ = trained
+    drafting, _ = trained
     t1 = held_out_text(target, make_jobs(7, 48, seed=2), 1.0, 20, seed=5)
-    result = evaluate(trainer, t1, draft_ids, noisy=True, baselines=bigram_table(text, TOY.vocab))
+    result = evaluate(drafting, t1, noisy=True, bigram=bigram_table(text, TOY.vocab))
     assert set(result) == {"head_noise", "head_argmax", "ngram", "bigram"}
     for groups in result.values():
         assert 1.0 <= groups["all"]["accept_length_3"] <= 4.0
