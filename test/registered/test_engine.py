@@ -1,4 +1,4 @@
-"""sglang.Engine in a process of its own kind: the test's. Run alone: pytest THIS_FILE"""
+"""sglang.Engine, in the test's own process. Run alone: pytest THIS_FILE"""
 
 from __future__ import annotations
 
@@ -95,6 +95,8 @@ def test_errors(engine: sglang.Engine, folders: tuple[Path, Path]) -> None:
     }
     with pytest.raises(ServerArgsError, match="model_path"):
         sglang.Engine(model_pth=str(folders[0]))
+    with pytest.raises(ServerArgsError, match="/metrics"):
+        sglang.Engine(model_path=str(folders[0]), enable_metrics=True)
     with pytest.raises(StartError, match="does not exist"):
         sglang.Engine(model_path=str(folders[0] / "nowhere"))
 

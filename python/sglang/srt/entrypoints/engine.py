@@ -7,6 +7,7 @@ import atexit
 import logging
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from sglang.srt.entrypoints.answering import raise_if_failed
@@ -18,6 +19,7 @@ from sglang.srt.entrypoints.server_runtime import ServerRuntime
 from sglang.srt.managers.text_request import Group
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.server_args import ServerArgs
+from sglang.srt.utils.flags import ServerArgsError
 
 T = TypeVar("T")
 
@@ -38,7 +40,11 @@ class Engine:
     def __init__(self, server_args: ServerArgs | None = None, **kwargs: Any) -> None:
         given = server_args or ServerArgs.from_keywords(**{"log_level": "error", **kwargs})
         logging.getLogger("sglang").setLevel(given.log_level.upper())
+        if given.enable_metrics:
+            raise ServerArgsError("an Engine serves no /metrics: leave enable_metrics out, or start a server")
         prepared = prepare(given)
+        # The embedded model comes with metrics, which a server is asked for.
+        prepared = replace(prepared, args=replace(prepared.args, enable_metrics=False))
         self._closed = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="sglang-engine", daemon=True)
