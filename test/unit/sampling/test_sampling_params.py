@@ -1,4 +1,4 @@
-"""What a user may write as sampling parameters. Run alone: pytest test/unit/sampling/test_sampling_params.py"""
+"""What a user may write as sampling parameters."""
 
 from __future__ import annotations
 
@@ -60,8 +60,27 @@ def test_tiny_temperatures_are_greedy(temperature: float) -> None:
         ({"sampling_seed": -(2**63) - 1}, "sampling_seed"),
         ({"speculative_draft_len": -1}, "speculative_draft_len"),
         ({"json_schema": "{}"}, "json_schema"),
+        # What JSON can say and no device can hold: each of these ended the process, or was an error 500.
+        ({"top_k": 2**63}, "top_k"),
+        ({"speculative_draft_len": 2**63}, "speculative_draft_len"),
+        ({"max_new_tokens": 2**64}, "max_new_tokens"),
+        ({"max_new_tokens": float("inf")}, "max_new_tokens"),
+        ({"top_k": float("nan")}, "top_k"),
+        ({"temperature": float("inf")}, "temperature"),
+        ({"temperature": 1e39}, "temperature"),
+        ({"stop_token_ids": [2**64]}, "stop_token_ids"),
+        ({"logit_bias": {"7": float("nan")}}, "logit_bias"),
+        ({"logit_bias": {"7": 1e39}}, "logit_bias"),
+        ({"logit_bias": [[float("inf"), 1.0]]}, "logit_bias"),
+        ({"logit_bias": {str(2**64): 1.0}}, "logit_bias"),
+        ({"stop": ["\ud800"]}, "stop"),
     ],
 )
 def test_what_is_wrong_is_named(given: dict[str, Any], said: str) -> None:
     with pytest.raises(SamplingParamsError, match=said):
         SamplingParams.from_dict(given)
+
+
+def test_a_minimum_without_a_maximum_is_bounded_too() -> None:
+    with pytest.raises(SamplingParamsError, match="min_new_tokens"):
+        SamplingParams.from_dict({"min_new_tokens": 2**63 - 1}, {"max_new_tokens": None})

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 GREEDY_BELOW = 1e-6
 MAX_STOPS = 32
+LARGEST_INT = 2**31 - 1  # of counts, limits and ids: sums of them still fit in a device's int64
+LARGEST_NUMBER = 1e30  # of what is multiplied, divided and added as float32
 
 
 class SamplingParamsError(ValueError):
@@ -94,7 +97,17 @@ class SamplingParams:
         need(cap is None or cap >= 0, f"speculative_draft_len must be >= 0, got {cap}")
         interval = self.stream_interval
         need(interval is None or interval >= 1, f"stream_interval must be >= 1, got {interval}")
-        need(all(t >= 0 for t in self.stop_token_ids), "stop_token_ids must be >= 0")
+        need(
+            all(0 <= t <= LARGEST_INT for t in self.stop_token_ids),
+            f"stop_token_ids must be from 0 to {LARGEST_INT}",
+        )
+        for name in sorted(_INT_FIELDS - {"sampling_seed"}):
+            value = getattr(self, name)
+            need(value is None or value <= LARGEST_INT, f"{name} must be at most {LARGEST_INT}, got {value}")
+        need(
+            self.temperature <= LARGEST_NUMBER,
+            f"temperature must be at most {LARGEST_NUMBER:g}, got {self.temperature}",
+        )
         seed = self.sampling_seed
         need(seed is None or -(2**63) <= seed < 2**63, f"sampling_seed must fit in 64 bits, got {seed}")
 
@@ -113,7 +126,7 @@ def _typed(name: str, value: Any) -> Any:
     """The value as the field's type, or an error that names both."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if name in _INT_FIELDS and value is not None:
-        if not is_number or value != int(value):
+        if not is_number or not math.isfinite(value) or value != int(value):
             raise SamplingParamsError(f"{name} must be an integer, got {value!r}")
         return int(value)
     if name in _FLOAT_FIELDS:
@@ -129,6 +142,10 @@ def _strings(name: str, value: Any) -> tuple[str, ...]:
     items = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list | tuple) else None
     if items is None or not all(isinstance(s, str) and s for s in items):
         raise SamplingParamsError(f"{name} must be a non-empty string or a list of them, got {value!r}")
+    if any("\ud800" <= char <= "\udfff" for item in items for char in item):
+        raise SamplingParamsError(
+            f"{name} must be Unicode text, without half a surrogate pair, got {value!r}"
+        )
     return items
 
 
@@ -143,6 +160,9 @@ def _biases(value: Any) -> tuple[tuple[int, float], ...]:
     """``{"token id": bias}`` as JSON has it (keys are strings), or pairs."""
     try:
         pairs = value.items() if isinstance(value, dict) else value
-        return tuple(sorted((int(token), float(bias)) for token, bias in pairs))
-    except (TypeError, ValueError) as error:
+        biases = tuple(sorted((int(token), float(bias)) for token, bias in pairs))
+    except (TypeError, ValueError, OverflowError) as error:
         raise SamplingParamsError(f"logit_bias must map token ids to numbers, got {value!r}") from error
+    if not all(abs(token) <= LARGEST_INT and abs(bias) <= LARGEST_NUMBER for token, bias in biases):
+        raise SamplingParamsError(f"logit_bias holds an id or a number that is too large, or NaN: {value!r}")
+    return biases
