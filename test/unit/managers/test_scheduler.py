@@ -548,6 +548,38 @@ def test_figures_look_at_speculative_steps_alone() -> None:
     assert state["memory_usage"]["token_capacity"] == 200
 
 
+def test_a_step_that_nobody_needed_does_not_hide_a_change_by_hand() -> None:
+    harness = SchedulerHarness(spec=CHAIN)
+    harness.executor.accept_counts.extend([0] * 20)
+    ids, _, _ = harness.alone(_message([1, 2, 3, 4]))
+    end = next(index for index in range(3, 20) if ids[index] not in ids[:index])
+    rid = harness.send([1, 2, 3, 4], max_new_tokens=40, stop_token_ids=(ids[end],))
+    for _ in range(end + 1):
+        harness.step()
+    assert rid not in harness.answers
+    harness.set_state(speculative_disable_bs_threshold=0)
+    harness.step()  # launches a plain step, and then hears that the request has ended
+    assert rid in harness.answers and harness.executor.plans[-1].draft_len == 0
+    harness.send([5, 6], max_new_tokens=9)
+    harness.run()
+    assert harness.state()["decode_steps"] == {"plain": 8, "spec": end}
+    assert harness.state()["spec_switches_by_reason"] == {"plain:manual": 1}
+
+
+def test_the_last_decode_step_may_be_a_mixed_one() -> None:
+    harness = SchedulerHarness(
+        spec=CHAIN, disable_overlap=True, enable_mixed_chunk=True, chunked_prefill_size=8
+    )
+    harness.send([1, 2], max_new_tokens=30)
+    harness.step()
+    harness.step()
+    assert harness.state()["spec_draft_len"] == 3
+    harness.send([3, 4], max_new_tokens=30)
+    harness.step()
+    assert harness.executor.plans[-1].kind == "mixed"
+    assert harness.state()["spec_draft_len"] == 0
+
+
 def test_how_a_slot_is_told_to_sample() -> None:
     harness = SchedulerHarness()
     harness.send(

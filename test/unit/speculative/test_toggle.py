@@ -61,19 +61,19 @@ def test_switches_are_counted_with_their_reasons() -> None:
     counter = SwitchCounter()
     memory, request = Decision(0, Reason.MEMORY), Decision(0, Reason.REQUEST)
     story = [
-        (TOO_MANY, False, None),  # the first step is no change
-        (TOO_MANY, True, None),
-        (SPEC, False, ("spec", "batch_size")),
-        (Decision(1, Reason.BATCH_SIZE), False, None),  # another draft length is no other mode
-        (memory, False, ("plain", "memory")),
-        (SPEC, False, ("spec", "memory")),
-        (request, True, ("plain", "request")),  # the change by hand is not what did it
-        (SPEC, False, ("spec", "request")),
-        (TOO_MANY, True, ("plain", "manual")),
-        (SPEC, True, ("spec", "manual")),
+        (TOO_MANY, 4, None),  # the first step is no change
+        (TOO_MANY, 5, None),
+        (SPEC, 5, ("spec", "batch_size")),
+        (Decision(1, Reason.BATCH_SIZE), 5, None),  # another draft length is no other mode
+        (memory, 5, ("plain", "memory")),
+        (SPEC, 5, ("spec", "memory")),
+        (request, 8, ("plain", "request")),  # the change by hand is not what did it
+        (SPEC, 8, ("spec", "request")),
+        (TOO_MANY, 0, ("plain", "manual")),
+        (SPEC, None, ("spec", "manual")),
     ]
-    for decision, manual, expected in story:
-        assert counter.record(decision, manual) == expected
+    for decision, threshold, expected in story:
+        assert counter.record(decision, threshold) == expected
     assert counter.total == 7
     assert counter.counts["spec", "manual"] == 1
 

@@ -153,7 +153,7 @@ class Committer:
     def _report(self, step: PlannedStep, tally: DecodeTally, num_prefilled: int) -> None:
         load = self.load()
         if tally.num_rows:  # a step whose rows had all finished before it ran is not counted
-            self._stats.decode_step(tally.report(), step.decision, step.threshold_changed, load)
+            self._stats.decode_step(tally.report(), step.decision, step.threshold, load)
         if num_prefilled:
             self._stats.prefill_step(_prefill_report(step.plan, num_prefilled), load)
 

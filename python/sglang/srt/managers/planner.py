@@ -26,7 +26,7 @@ class PlannedStep:
     decode_requests: tuple[Request, ...]
     prefill_requests: tuple[Request, ...]
     decision: Decision | None
-    threshold_changed: bool  # since the last decode step
+    threshold: int | None  # by which the mode was decided
 
 
 class Planner:
@@ -78,7 +78,7 @@ class Planner:
             decode_requests=decode.requests,
             prefill_requests=tuple(prefill.requests),
             decision=decode.decision,
-            threshold_changed=decode.decision is not None and self._settings.take_changed(),
+            threshold=self._settings.threshold,
         )
 
     def _note_rows(self, plan: StepPlan, decode: DecodeWork, prefill: PrefillWork) -> None:

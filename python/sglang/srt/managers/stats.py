@@ -88,14 +88,16 @@ class StatsRecorder:
         self._interval.busy_s += device_time_s if last is None else max(0.0, now - last)
         self._last_commit_ts = now
 
-    def decode_step(self, report: DecodeReport, decision: Decision | None, manual: bool, load: Load) -> None:
+    def decode_step(
+        self, report: DecodeReport, decision: Decision | None, threshold: int | None, load: Load
+    ) -> None:
         """``decision`` None: a mixed step, which has no choice of its mode."""
+        self._last_draft_len = report.draft_len
         self._decode_steps[report.mode] += 1
         self._acceptance.add(report)
         self._sink.decode_step(report)
         if decision is not None:
-            self._last_draft_len = report.draft_len
-            switch = self._switches.record(decision, manual)
+            switch = self._switches.record(decision, threshold)
             if switch is not None:
                 self._sink.switched(*switch)
         interval = self._interval

@@ -10,15 +10,7 @@ class ToggleSettings:
         self.threshold = threshold
         self.max_spec_rows = max_spec_rows
         self.has_drafter = has_drafter
-        self._changed = False
 
     def set_threshold(self, value: object) -> None:
         """Raises ThresholdError, and then nothing has changed."""
-        threshold = check_threshold(value, self.max_spec_rows, self.has_drafter)
-        self._changed = self._changed or threshold != self.threshold
-        self.threshold = threshold
-
-    def take_changed(self) -> bool:
-        """Whether it was changed since the last decode step was planned."""
-        changed, self._changed = self._changed, False
-        return changed
+        self.threshold = check_threshold(value, self.max_spec_rows, self.has_drafter)

@@ -60,20 +60,22 @@ class SwitchCounter:
     def __init__(self) -> None:
         self.counts: dict[tuple[str, str], int] = {}  # (to, reason) -> how often
         self._last: Decision | None = None
+        self._last_threshold: int | None = None
 
     @property
     def total(self) -> int:
         return sum(self.counts.values())
 
-    def record(self, decision: Decision, manual: bool) -> tuple[str, str] | None:
-        """(to, reason) if this step's mode differs from the one before."""
+    def record(self, decision: Decision, threshold: int | None) -> tuple[str, str] | None:
+        """(to, reason) if this step's mode differs from the one before. It was decided by ``threshold``."""
         last, self._last = self._last, decision
+        last_threshold, self._last_threshold = self._last_threshold, threshold
         if last is None or (last.draft_len > 0) == (decision.draft_len > 0):
             return None
         to = "spec" if decision.draft_len else "plain"
         # What held speculation back is what its return is about.
         cause = last.reason if decision.draft_len else decision.reason
-        if manual and cause is Reason.BATCH_SIZE:
+        if threshold != last_threshold and cause is Reason.BATCH_SIZE:
             cause = Reason.MANUAL
         switch = (to, str(cause))
         self.counts[switch] = self.counts.get(switch, 0) + 1
