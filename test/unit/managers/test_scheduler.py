@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from helpers.scheduler_harness import EOS, SchedulerHarness, decode
 
+from sglang.srt.managers.intake import Intake
 from sglang.srt.managers.io_struct import GenerateRequest
+from sglang.srt.managers.stop_checker import StopChecker
 from sglang.srt.mem_cache.prefix_cache import prefix_keys
 from sglang.srt.model_executor.step_plan import PrefillChunk, SpecShape, StepKind, StepPlan
 from sglang.srt.sampling.sampling_params import SamplingParams
@@ -614,3 +616,11 @@ def test_ids_outside_the_vocabulary_are_refused_or_passed_over() -> None:
         finish = harness.answers[rid].finish
         assert finish is not None and finish.status_code == 400 and "logit_bias" in (finish.message or "")
     assert len(harness.answers[good].ids) == 4
+
+
+def test_a_model_that_names_no_real_id_as_its_end() -> None:
+    """``eos_token_id: -1`` in a config: with min_new_tokens the executor would index a logit by it."""
+    intake = Intake(SchedulerHarness().info, StopChecker((-1, EOS), decode))
+    params = SamplingParams(min_new_tokens=2, stop_token_ids=(7,))
+    request = intake.make(GenerateRequest("r", [1], params, False, 0.0))
+    assert request.sampling.suppressed_ids == (EOS, 7) and request.stop_ids == {-1, EOS, 7}

@@ -23,7 +23,8 @@ def as_bytes(ids: list[int]) -> str:
 
 def make(outputs: str = "", max_new: int = 100, **params: Any) -> Request:
     message = GenerateRequest("r", [1, 2], SamplingParams(max_new_tokens=max_new, **params), False, 0.0)
-    request = Request(message, 1, max_new, SlotSampling())
+    stop_ids = StopChecker((EOS,), as_letters).stop_ids(message.sampling)
+    request = Request(message, 1, max_new, SlotSampling(), frozenset(stop_ids))
     request.ids += [ord(letter) for letter in outputs]
     return request
 

@@ -60,10 +60,11 @@ class DecodePlanner:
     def plan(self, step_in_flight: bool) -> DecodeWork | Blocked:
         blocked = Blocked.NOTHING_TO_RUN
         while rows := self._rows():
-            needs = self._needs(rows)
+            bounds = tuple(request.kv_len_bound for request in rows)
+            needs = self._needs(rows, bounds)
             if needs.plain <= self._budget.num_available:
                 self._budget.make_room(needs.plain)
-                return self._fill(rows, self._decide(rows, needs), needs)
+                return self._fill(rows, bounds, self._decide(rows, needs), needs)
             if step_in_flight:
                 return Blocked.COMMIT_FIRST
             self._retractor.retract_one()
@@ -73,19 +74,21 @@ class DecodePlanner:
     def plan_mixed(self) -> DecodeWork | None:
         """Rows to run beside prefill chunks; none if they do not fit (then prefill runs alone)."""
         rows = self._rows()
-        needs = self._needs(rows)
+        bounds = tuple(request.kv_len_bound for request in rows)
+        needs = self._needs(rows, bounds)
         if not rows or needs.plain > self._budget.num_available:
             return None
-        return self._fill(rows, None, needs)
+        return self._fill(rows, bounds, None, needs)
 
     def _rows(self) -> list[Request]:
         return [request for request in self._table.decoding.values() if not request.surely_finishes]
 
-    def _needs(self, rows: list[Request]) -> PageNeeds:
+    def _needs(self, rows: list[Request], bounds: tuple[int, ...]) -> PageNeeds:
         plain = soon = spec = 0
         ahead = self._spec.num_draft_tokens if self._spec else 1
-        for request in rows:
-            bound = request.kv_len_bound
+        for request, bound in zip(rows, bounds, strict=True):
+            if bound + ahead <= request.kv_allocated_len:
+                continue
             plain += self._budget.missing(request, bound + 1)
             spec += self._budget.missing(request, bound + ahead)
             soon += self._budget.missing(request, max(bound + 1, min(bound + ahead, request.final_kv_len)))
@@ -115,10 +118,11 @@ class DecodePlanner:
         left_free = max(0, self._budget.num_free - needs.soon)
         return needs.soon <= self._budget.num_available and only_drafts <= left_free
 
-    def _fill(self, rows: list[Request], decision: Decision | None, needs: PageNeeds) -> DecodeWork:
+    def _fill(
+        self, rows: list[Request], bounds: tuple[int, ...], decision: Decision | None, needs: PageNeeds
+    ) -> DecodeWork:
         draft_len = decision.draft_len if decision else 0
         ahead = self._spec.num_draft_tokens if self._spec and draft_len else 1
-        bounds = tuple(request.kv_len_bound for request in rows)
         self._budget.make_room(needs.soon if draft_len else needs.plain)  # not for what drafts add
         added = [
             self._budget.extend(request, bound + ahead) for request, bound in zip(rows, bounds, strict=True)

@@ -20,8 +20,10 @@ class Intake:
         room = max(1, self._info.context_len - len(message.input_ids))
         wanted = message.sampling.max_new_tokens
         max_new_tokens = room if wanted is None else min(wanted, room)
+        stop_ids = self._stops.stop_ids(message.sampling)
+        sampling = self._slot_sampling(message.sampling, stop_ids)
         self._num_arrived += 1
-        return Request(message, self._num_arrived, max_new_tokens, self._slot_sampling(message.sampling))
+        return Request(message, self._num_arrived, max_new_tokens, sampling, frozenset(stop_ids))
 
     def objection(self, message: GenerateRequest) -> FinishReason | None:
         """Figures, so that the user knows what would be accepted."""
@@ -55,11 +57,11 @@ class Intake:
             )
         return None
 
-    def _slot_sampling(self, params: SamplingParams) -> SlotSampling:
+    def _slot_sampling(self, params: SamplingParams, stop_ids: tuple[int, ...]) -> SlotSampling:
         suppressed: tuple[int, ...] = ()
         if params.min_new_tokens > 0:
             # A stop id beyond the vocabulary is harmless (upstream's users send them) but has no logit.
-            suppressed = tuple(t for t in self._stops.stop_ids(params) if t < self._info.vocab_size)
+            suppressed = tuple(t for t in stop_ids if 0 <= t < self._info.vocab_size)
         return SlotSampling(
             temperature=0.0 if params.greedy else params.temperature,
             top_k=params.top_k,

@@ -57,10 +57,9 @@ class PageBudget:
 
     def extend(self, request: Request, kv_len: int) -> PageWrite | None:
         """Give the request pages up to ``kv_len``; they must be free (``make_room``)."""
-        count = self.missing(request, kv_len)
-        if count == 0:
+        if kv_len <= request.kv_allocated_len:
             return None
-        start = len(request.pages)
+        count, start = self.missing(request, kv_len), len(request.pages)
         added = self._allocator.allocate(count)
         request.pages += added
         request.kv_allocated_len = len(request.pages) * self.page_size

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,9 +26,8 @@ class RequestState(StrEnum):
     FINISHED = "finished"  # answered; slot and pages may still wait for a step in flight
 
 
-@dataclass(frozen=True, slots=True)
-class RowInFlight:
-    """A launched step that has a row of this request."""
+class RowInFlight(NamedTuple):
+    """A launched step that has a row of this request (made for every row of every step)."""
 
     step_id: int
     max_growth: int  # committed length grows by at most this
@@ -60,16 +60,21 @@ class Request:
     """Fields are grouped by the module that writes them."""
 
     __slots__ = (
-        "rid", "params", "stream", "arrival", "prompt_len", "max_new_tokens", "sampling",
+        "rid", "params", "stream", "arrival", "prompt_len", "max_new_tokens", "sampling", "stop_ids",
         "state", "slot", "prefill_len", "pages", "kv_allocated_len", "cache_handle", "num_cache_pages",
         "duplicate_pages", "match_keys", "in_flight", "ids", "kv_committed_len", "counters", "finish",
         "stop_trim", "num_emitted",
     )  # fmt: skip
 
     def __init__(
-        self, message: GenerateRequest, arrival: int, max_new_tokens: int, sampling: SlotSampling
+        self,
+        message: GenerateRequest,
+        arrival: int,
+        max_new_tokens: int,
+        sampling: SlotSampling,
+        stop_ids: frozenset[int],
     ) -> None:
-        # -- receive (scheduler.py): never changes
+        # -- receive (intake.py): never changes
         self.rid = message.rid
         self.params = message.sampling
         self.stream = message.stream
@@ -77,6 +82,7 @@ class Request:
         self.prompt_len = len(message.input_ids)
         self.max_new_tokens = max_new_tokens  # already within the context
         self.sampling = sampling
+        self.stop_ids = stop_ids
         # -- admission.py and release.py: what it holds
         self.state = RequestState.WAITING
         self.slot = 0
@@ -106,17 +112,23 @@ class Request:
     @property
     def kv_len_bound(self) -> int:
         """The committed length is at most this after every launched step (exact while prefilling)."""
-        return self.kv_committed_len + sum(row.max_growth for row in self.in_flight)
+        bound = self.kv_committed_len
+        for row in self.in_flight:
+            bound += row.max_growth
+        return bound
 
     @property
     def surely_finishes(self) -> bool:
         """The steps in flight will bring it to its length limit, whatever they accept."""
-        return self.num_outputs + sum(row.chooses for row in self.in_flight) >= self.max_new_tokens
+        count = self.num_outputs
+        for row in self.in_flight:
+            count += row.chooses
+        return count >= self.max_new_tokens
 
     @property
     def final_kv_len(self) -> int:
-        """Places it fills if it runs to its length limit."""
-        return self.prompt_len + self.max_new_tokens
+        """Places it fills if it runs to its length limit: the last id is never computed."""
+        return self.prompt_len + self.max_new_tokens - 1
 
     @property
     def draft_cap(self) -> int | None:
@@ -124,7 +136,8 @@ class Request:
 
     def max_accepted(self, draft_len: int) -> int:
         """Most drafts that its row can accept in a step of ``draft_len``."""
-        return draft_len if self.draft_cap is None else min(draft_len, self.draft_cap)
+        cap = self.sampling.draft_cap
+        return draft_len if cap is None or cap > draft_len else cap
 
     def stats(self) -> RequestStats:
         counters = self.counters

@@ -41,14 +41,12 @@ class StopChecker:
         return self._check_strings(request, new_ids[:end]) or hit
 
     def _check_ids(self, request: Request, new_ids: Sequence[int]) -> StopHit | None:
-        params = request.params
-        stop_ids = self.stop_ids(params)
-        for index, token in enumerate(new_ids):
-            count = request.num_outputs + index + 1
+        num_before, stop_ids = request.num_outputs, request.stop_ids
+        for count, token in enumerate(new_ids, start=num_before + 1):
             if count >= request.max_new_tokens:
-                return StopHit(index + 1, FinishReason(type="length", length=count))
-            if token in stop_ids and count > params.min_new_tokens:
-                return StopHit(index + 1, FinishReason(type="stop", matched=token))
+                return StopHit(count - num_before, FinishReason(type="length", length=count))
+            if token in stop_ids and count > request.params.min_new_tokens:
+                return StopHit(count - num_before, FinishReason(type="stop", matched=token))
         return None
 
     def _check_strings(self, request: Request, new_ids: Sequence[int]) -> StopHit | None:
