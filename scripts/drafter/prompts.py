@@ -223,7 +223,7 @@ def main() -> None:
     arrays |= {f"held_out_{k}": v for k, v in encode(tokenizer, held_out, MAX_PROMPT).items()}
     for name, text in (("user_prefix", user_prefix()), ("assistant_prefix", assistant_prefix())):
         arrays[name] = np.array(tokenizer.encode(text, add_special_tokens=False).ids, np.uint16)
-    np.savez_compressed(args.out, **arrays)
+    np.savez_compressed(args.out, allow_pickle=False, **arrays)
     for part in ("train", "held_out"):
         counts = np.bincount(arrays[f"{part}_domains"], minlength=len(DOMAINS))
         print(

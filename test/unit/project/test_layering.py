@@ -44,10 +44,14 @@ SAME_ROW_ALLOWED = {
     ("srt.server_args", "embedded"),
 }
 
-ENGINE_SIDE_ONLY = "srt.managers"
 TEXT_MODULES = (
-    "tokenizer_manager", "detokenizer_manager", "incremental_decoder", "templates", "text_request", "text_metrics",
-)  # fmt: skip
+    "tokenizer_manager",
+    "detokenizer_manager",
+    "incremental_decoder",
+    "templates",
+    "text_request",
+    "text_metrics",
+)
 
 
 def _package(module: str) -> str:
