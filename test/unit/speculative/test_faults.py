@@ -43,3 +43,34 @@ def test_a_broken_drafter_costs_speed_only() -> None:
         driver.executor.worker.state.draft_feature[request.slot] = math.nan
         driver.step([request], 3)
     assert driver.generate([request], 20, 3) == expected and not request.faulty
+
+
+@pytest.mark.parametrize("shape", [(3, 1, 4), (3, 3, 9)], ids=str)
+def test_a_draft_that_breaks_the_target_is_only_rejected(shape: tuple[int, int, int]) -> None:
+    """Its K and V are masked for the nodes before it, and 0 * NaN is NaN: the row would be faulty."""
+    driver = PlanDriver(tiny_executor(shape))
+    prompts = [[5, 9, 200], [7, 7]]
+    expected = driver.generate([driver.add(p, WARM) for p in prompts], 20)
+    drafted = _record_drafts(driver)
+    driver.generate([driver.add(p, WARM) for p in prompts], 20, shape[0])
+    rejected = sorted(drafted - {token for ids in (*prompts, *expected) for token in ids})
+    assert rejected
+    model = driver.executor.worker._runner._model
+    model.embed.weight[rejected] = math.nan
+    requests = [driver.add(p, WARM) for p in prompts]
+    assert driver.generate(requests, 20, shape[0]) == expected
+    assert not any(r.faulty for r in requests)
+
+
+def _record_drafts(driver: PlanDriver) -> set[int]:
+    drafter = driver.executor.worker.drafter
+    assert drafter is not None
+    draft, drafted = drafter.draft, set()
+
+    def recorded(ctx, draft_len):
+        tree = draft(ctx, draft_len)
+        drafted.update(tree.tokens[:, 1:].flatten().tolist())
+        return tree
+
+    drafter.draft = recorded
+    return drafted

@@ -9,6 +9,7 @@ A place that a row must not see may hold anything, NaN included, and a masked V 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -198,7 +199,26 @@ class _DecodeLayers:
             group = q.shape[1] // self._backend.pool.num_kv_heads
             self._mask = _group_mask(self._seen, group, q.dtype)
         kv = self._backend.gather(layer, self._index)
-        return _attend_rows(q.view(num_rows, num_queries, *q.shape[1:]), kv, self._mask)
+        out = _attend_rows(q.view(num_rows, num_queries, *q.shape[1:]), kv, self._mask)
+        # Reading this costs nothing on a CPU; elsewhere it would stop the step.
+        if num_queries > 1 and out.device.type == "cpu" and not math.isfinite(out.sum().item()):
+            self._attend_apart(layer, q, out)
+        return out
+
+    def _attend_apart(self, layer: int, q: torch.Tensor, out: torch.Tensor) -> None:
+        """Put right what a draft that breaks the model did to the queries before it.
+
+        They mask its K and V, but a masked NaN is NaN. So the queries of rows that are not finite are
+        attended to one by one, each with all that it must not see redirected.
+        """
+        num_rows, num_queries, _ = self._seen.shape
+        rows = (~out.reshape(num_rows, -1).sum(dim=1).isfinite()).nonzero()[:, 0]
+        seen = self._seen[rows].flatten(0, 1)  # [R' * Q, W]
+        index = self._index[rows].repeat_interleave(num_queries, dim=0)
+        kv = self._backend.gather(layer, torch.where(seen, index, index[:, :1]))
+        query = (rows[:, None] * num_queries + torch.arange(num_queries)).flatten()
+        mask = _group_mask(seen[:, None], q.shape[1] // kv.shape[2], q.dtype)
+        out[query] = _attend_rows(q[query][:, None], kv, mask)
 
     def __call__(
         self, layer: int, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None
