@@ -158,11 +158,13 @@ class FakeExecutor:
         tokens: list[tuple[int, ...]] = []
         faults = []
         for slot, bound in zip(plan.decode_slots, plan.decode_len_bounds, strict=True):
-            tokens.append(self._decode(self._slots[slot], bound, plan.draft_len))
+            chosen = self._decode(self._slots[slot], bound, plan.draft_len)
             faults.append(self._take_fault(slot))
+            tokens.append(chosen[: self._rng.randrange(len(chosen))] if faults[-1] else chosen)
         for chunk in plan.prefill:
-            tokens.append(self._prefill(self._slots[chunk.slot], chunk))
+            chosen = self._prefill(self._slots[chunk.slot], chunk)
             faults.append(self._take_fault(chunk.slot))
+            tokens.append(() if faults[-1] else chosen)
         return StepResult(plan.step_id, tuple(tokens), tuple(faults), device_time_s=0.001)
 
     def _take_fault(self, slot: int) -> bool:

@@ -33,6 +33,7 @@ class DrivenRequest:
     pages: list[int] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)  # tokens of each decode step
     faulty: bool = False
+    untold_bound: int = 0  # tokens that the device may have put out beyond a fault
 
     @property
     def known(self) -> list[int]:
@@ -95,7 +96,7 @@ class PlanDriver:
             chunks.append(PrefillChunk(request.slot, start, tuple(known[start:end]), next_id))
         nodes = self.info.spec.num_nodes(draft_len) if self.info.spec else 1
         for request in decode:
-            writes += self._grow(request, request.seq_len + max(nodes, draft_len + 1))
+            writes += self._grow(request, request.seq_len + request.untold_bound + max(nodes, draft_len + 1))
         kinds = {
             (True, False): StepKind.DECODE,
             (False, True): StepKind.PREFILL,
@@ -106,7 +107,7 @@ class PlanDriver:
             step_id=self.step_id,
             kind=kinds.get((bool(decode), bool(prefill)), StepKind.IDLE),
             decode_slots=tuple(r.slot for r in decode),
-            decode_len_bounds=tuple(r.seq_len for r in decode),
+            decode_len_bounds=tuple(r.seq_len + r.untold_bound for r in decode),
             draft_len=draft_len,
             prefill=tuple(chunks),
             admissions=tuple(admissions),
@@ -118,7 +119,9 @@ class PlanDriver:
         result = self.executor.launch(plan).wait()
         for row, request in enumerate(requests):
             request.output += result.tokens[row]
-            request.faulty |= result.faults[row]
+            if result.faults[row]:
+                request.faulty = True
+                request.untold_bound += plan.draft_len + 1
             if row < len(plan.decode_slots):
                 request.counts.append(len(result.tokens[row]))
         return result

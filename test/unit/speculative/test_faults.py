@@ -29,7 +29,7 @@ def test_a_broken_cache_ends_one_request(shape: tuple[int, int, int], speculate:
         pool.kv[:, broken.pages[0]] = math.nan
     driver.step(requests, draft_len)
     assert broken.faulty and not any(r.faulty for r in others)
-    assert broken.output[-1] == 0
+    assert len(broken.output) == sum(broken.counts[:1]) + 1  # the prefill's, those before; no more
     for _ in range(3):  # it may be stepped until the scheduler has heard of it
         driver.step(requests, draft_len)
     assert driver.generate(others, 20, draft_len) == [expected[0], expected[2]]
@@ -60,6 +60,29 @@ def test_a_draft_that_breaks_the_target_is_only_rejected(shape: tuple[int, int, 
     requests = [driver.add(p, WARM) for p in prompts]
     assert driver.generate(requests, 20, shape[0]) == expected
     assert not any(r.faulty for r in requests)
+
+
+@pytest.mark.parametrize("shape", [(3, 1, 4), (3, 3, 9)], ids=str)
+def test_tokens_before_a_fault_are_those_of_plain_steps(shape: tuple[int, int, int]) -> None:
+    """One of them may be the end of the text: then the fault behind it is nobody's."""
+    driver = PlanDriver(tiny_executor(shape))
+    prompt, num_together = [5, 9, 200], 0
+    expected = driver.generate([driver.add(prompt, WARM)], 20)[0]
+    weight = driver.executor.worker._runner._model.embed.weight
+    for token in sorted(set(expected[1:]) - {expected[0], *prompt}):
+        row = weight[token].clone()
+        weight[token] = math.nan
+        outputs = []
+        for draft_len in (0, shape[0]):
+            request = driver.add(prompt, WARM)
+            while not request.faulty:
+                driver.step([request], draft_len)
+            outputs.append(request.output)
+            num_together += request.counts[-1] > 0
+            driver.release(request)
+        assert outputs[0] == outputs[1] == expected[: expected.index(token) + 1]
+        weight[token] = row
+    assert num_together
 
 
 def _record_drafts(driver: PlanDriver) -> set[int]:

@@ -81,17 +81,20 @@ class Committer:
         self._stats.step_committed(now, result.device_time_s)
         tally = DecodeTally(plan.draft_len)
         for row, request in enumerate(step.decode_requests):
-            if self._take_row(request, plan.step_id, result.faults[row]):
+            assert result.tokens[row] or result.faults[row], "a decode row chose nothing"
+            if self._take_row(request, plan.step_id):
                 self._commit_decode(request, result.tokens[row], plan.draft_len, tally, now)
+                self._end_if_faulty(request, result.faults[row])
         num_prefilled = 0
         for row, chunk in enumerate(plan.prefill, start=len(plan.decode_slots)):
             request = step.prefill_requests[row - len(plan.decode_slots)]
-            if self._take_row(request, plan.step_id, result.faults[row]):
+            if self._take_row(request, plan.step_id):
                 self._commit_chunk(request, chunk, result.tokens[row], now)
+                self._end_if_faulty(request, result.faults[row])
                 num_prefilled += len(chunk.token_ids)
         self._report(step, tally, num_prefilled)
 
-    def _take_row(self, request: Request, step_id: int, fault: bool) -> bool:
+    def _take_row(self, request: Request, step_id: int) -> bool:
         """Whether the row's tokens mean anything to the request."""
         row = request.in_flight.popleft()
         assert row.step_id == step_id, "steps are committed in order"
@@ -99,17 +102,21 @@ class Committer:
             if not request.in_flight:
                 self._releaser.give_back(request)
             return False
-        if fault:
+        return True
+
+    def _end_if_faulty(self, request: Request, fault: bool) -> None:
+        """The tokens before the fault stand: in another mode they might have been a step of their own."""
+        if fault and request.finish is None:
             message = "the model's output was not finite (NaN or infinity) for this request"
             self._finisher.finish(request, abort_reason(message, INTERNAL_ERROR), keep_prefix=False)
-            return False
-        return True
 
     def _commit_decode(
         self, request: Request, tokens: tuple[int, ...], draft_len: int, tally: DecodeTally, now: float
     ) -> None:
+        if not tokens:  # a fault at once
+            return
         max_accepted = request.max_accepted(draft_len)
-        assert 1 <= len(tokens) <= max_accepted + 1, f"{len(tokens)} tokens, {max_accepted} drafts"
+        assert len(tokens) <= max_accepted + 1, f"{len(tokens)} tokens, {max_accepted} drafts"
         request.kv_committed_len += len(tokens)
         hit = self._stops.check(request, tokens)
         num_kept = hit.num_kept if hit else len(tokens)
@@ -133,10 +140,9 @@ class Committer:
     ) -> None:
         assert request.kv_committed_len == chunk.start
         request.kv_committed_len += len(chunk.token_ids)
-        if not chunk.is_last:
-            assert not tokens, "only the last chunk chooses a token"
+        if not tokens:  # not the last chunk, or a fault
             return
-        assert len(tokens) == 1
+        assert chunk.is_last and len(tokens) == 1, "only the last chunk chooses a token"
         hit = self._stops.check(request, tokens)
         self._append(request, tokens, now)
         if hit is not None:

@@ -9,9 +9,8 @@ from sglang.srt.model_executor.step_plan import StepPlan, StepResult
 
 
 def pack(output: StepOutput) -> torch.Tensor:
-    """[R, C + 2] int64: tokens, count, fault; so that one copy brings everything to the host."""
-    columns = [output.counts[:, None], output.faulty[:, None].to(torch.int64)]
-    return torch.cat([output.tokens, *columns], dim=1)
+    """[R, C + 2] int64: tokens, count, valid ones; so that one copy brings everything to the host."""
+    return torch.cat([output.tokens, output.counts[:, None], output.num_valid[:, None]], dim=1)
 
 
 def unpack(plan: StepPlan, packed_cpu: torch.Tensor | None, device_time_s: float) -> StepResult:
@@ -21,7 +20,7 @@ def unpack(plan: StepPlan, packed_cpu: torch.Tensor | None, device_time_s: float
     chooses = [True] * num_decode + [chunk.is_last for chunk in plan.prefill]
     return StepResult(
         step_id=plan.step_id,
-        tokens=tuple(tuple(row[: row[-2]]) if c else () for row, c in zip(rows, chooses, strict=False)),
-        faults=tuple(bool(row[-1]) for row in rows),
+        tokens=tuple(tuple(row[: row[-1]]) if c else () for row, c in zip(rows, chooses, strict=False)),
+        faults=tuple(row[-1] < row[-2] for row in rows),
         device_time_s=device_time_s,
     )

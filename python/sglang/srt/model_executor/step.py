@@ -48,7 +48,7 @@ class StepOutput:
 
     tokens: torch.Tensor  # [R, C] int64
     counts: torch.Tensor  # [R] int64; 0 for the pad slot
-    faulty: torch.Tensor  # [R] bool
+    num_valid: torch.Tensor  # [R] int64 tokens before the first choice of logits that were not finite
 
 
 class StepRunner:
@@ -242,6 +242,6 @@ def _output(batch: StepBatch, choice: Choice, accepted: Accepted) -> StepOutput:
     """The accepted choices. Rows of the pad slot put out nothing."""
     counts = torch.where(batch.slots == PAD_SLOT, 0, accepted.counts)
     column = torch.arange(accepted.path.shape[1], device=counts.device)
-    put_out = column < counts[:, None]
-    faulty = (choice.faulty.gather(1, accepted.path) & put_out).any(dim=1)
-    return StepOutput(choice.tokens.gather(1, accepted.path), counts, faulty)
+    valid = (column < counts[:, None]) & ~choice.faulty.gather(1, accepted.path)
+    num_valid = valid.to(torch.int64).cumprod(dim=1).sum(dim=1)
+    return StepOutput(choice.tokens.gather(1, accepted.path), counts, num_valid)

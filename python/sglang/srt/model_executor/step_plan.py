@@ -119,8 +119,8 @@ class StepResult:
     """``tokens[row]`` are the ids chosen by that row, in order.
 
     A decode row has 1 … draft_len + 1 of them, the last chunk of a prefill exactly 1, an earlier
-    chunk none. ``faults[row]`` says that the row's logits were not finite: its tokens are
-    meaningless and its request must end with an error.
+    chunk none. ``faults[row]`` says that the logits after these tokens (there may be none) were not
+    finite: the request must end there with an error, unless its tokens end it already.
     """
 
     step_id: int
