@@ -48,9 +48,10 @@ def test_other_dtypes_are_plain(dtype: torch.dtype) -> None:
     "dtype,out",
     [(torch.float64, torch.float64), (torch.float32, torch.float32), (torch.bfloat16, torch.float32)],
 )
-def test_float_output(dtype: torch.dtype, out: torch.dtype) -> None:
+@pytest.mark.parametrize("pack", [True, False])  # False: as in a build without oneDNN
+def test_float_output(dtype: torch.dtype, out: torch.dtype, pack: bool) -> None:
     torch.manual_seed(0)
     weight, x = torch.randn(8, 4, dtype=dtype), torch.randn(3, 4, dtype=dtype)
-    logits = Linear(weight.clone(), float_output=True)(x)
+    logits = Linear(weight.clone(), float_output=True, pack=pack)(x)
     assert logits.dtype == out
     assert torch.allclose(logits.double(), F.linear(x.double(), weight.double()), atol=1e-5)

@@ -41,21 +41,21 @@ class Linear:
         self.out_features, self.in_features = weight.shape
         self.weight_bytes = weight.numel() * weight.element_size()
         self.bias = bias
-        self._half_to_float = float_output and weight.dtype in (torch.bfloat16, torch.float16)
-        if self._half_to_float and weight.device.type == "cpu":
-            # No mixed-precision product on a CPU: hold the same values in float32.
-            weight, self._half_to_float = weight.float(), False
-            self.bias = None if bias is None else bias.float()
-        self._widen_input = float_output
+        is_half = float_output and weight.dtype in (torch.bfloat16, torch.float16)
+        # No mixed-precision product on a CPU: hold the same values in float32.
+        self._widen_input = is_half and weight.device.type == "cpu"
+        self._half_to_float = is_half and not self._widen_input
+        if self._widen_input:
+            weight, self.bias = weight.float(), None if bias is None else bias.float()
         self.packed = pack and can_pack(weight)
         if self.packed:
             weight = torch.ops.mkldnn._reorder_linear_weight(weight, None)
         self.weight = weight  # [out, in], in oneDNN's layout if packed
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self._widen_input:
+            x = x.float()
         if self.packed:
-            if self._widen_input:
-                x = x.float()
             out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
             return out
         if self._half_to_float:
