@@ -42,8 +42,8 @@ format: $(DEV)  ## format the code and sort its imports
 	$(PY) -m ruff format .
 
 clean:  ## remove caches and build products
-	rm -rf build dist python/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	find python test benchmark scripts -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf build dist python/*.egg-info sgl-kernel/build sgl-kernel/python/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find python sgl-kernel test benchmark scripts -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean  ## also remove the virtual environment
 	rm -rf $(VENV)
@@ -64,9 +64,10 @@ $(RUNTIME): requirements/runtime.txt setup.py | $(PY)
 	@$(PIP) install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
-$(DEV): requirements/dev.txt $(RUNTIME)
+$(DEV): requirements/dev.txt sgl-kernel/setup.py $(RUNTIME)
 	@echo "set-up: packages for tests and benchmarks"
 	@$(PIP) install -r requirements/dev.txt
+	@$(PIP) install --quiet --no-deps --no-build-isolation --editable sgl-kernel
 	@touch $@
 
 model: $(RUNTIME)

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 TEST_ROOT = Path(__file__).resolve().parent
-for folder in (TEST_ROOT.parent / "python", TEST_ROOT):
+for folder in (TEST_ROOT.parent / "python", TEST_ROOT.parent / "sgl-kernel" / "python", TEST_ROOT):
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
 

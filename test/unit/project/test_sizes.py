@@ -10,7 +10,7 @@ import statistics
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
-SOURCES = [ROOT / "python" / "sglang", ROOT / "benchmark", ROOT / "scripts"]
+SOURCES = [ROOT / "python" / "sglang", ROOT / "sgl-kernel" / "python", ROOT / "benchmark", ROOT / "scripts"]
 
 MODULE_LIMIT = 500
 FUNCTION_LIMIT = 80

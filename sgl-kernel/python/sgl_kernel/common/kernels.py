@@ -1,0 +1,27 @@
+"""Pieces that kernels of several families share."""
+
+import os
+
+import triton
+import triton.language as tl
+
+if os.environ.get("TRITON_INTERPRET") == "1":
+
+    @triton.jit
+    def begin_dependent(PDL: tl.constexpr):
+        """Nothing: the interpreter runs launches one after the other."""
+
+else:
+    from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+    @triton.jit
+    def begin_dependent(PDL: tl.constexpr):
+        """With programmatic launch: let the next kernel start, then wait until the one ahead is done.
+
+        Every program must call this before it reads or writes anything that another kernel of the
+        step touches, and before it returns: a grid whose programs all skip the wait would let its
+        successor overtake its predecessor. Only constants (weights) may be read ahead of it.
+        """
+        if PDL:
+            gdc_launch_dependents()
+            gdc_wait()

@@ -1,0 +1,51 @@
+"""A kernel launch as a value: what an op runs, and what the compile gates compile.
+
+Only one place builds the launch of an op, so that a gate sees the very specialisation (dtypes,
+divisibility by 16, constants, warps, stages) that a GPU would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from sgl_kernel._dispatch import interpreting
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """``kernel[grid](*args, **constants)``."""
+
+    kernel: Any  # a @triton.jit function
+    grid: tuple[int, ...]
+    args: tuple[Any, ...]  # tensors and numbers, in the order of the kernel's first parameters
+    constants: Mapping[str, Any] = field(default_factory=dict)  # its tl.constexpr parameters
+    num_warps: int = 4
+    num_stages: int = 3
+    pdl: bool = False  # programmatic dependent launch; the kernel must then call begin_dependent(True)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        given: dict[str, Any] = {"num_warps": self.num_warps, "num_stages": self.num_stages}
+        if self.pdl and not interpreting():
+            given["launch_pdl"] = True
+        return given
+
+    def run(self) -> None:
+        self.kernel[self.grid](*self.args, **self.constants, **self.options)
+
+
+def compute_type(dtype: torch.dtype) -> Any:
+    """The type in which a kernel multiplies: that of its inputs, float32 under the interpreter.
+
+    The interpreter's ``tl.dot`` is wrong on bfloat16 (which it holds as uint16), so every kernel that
+    multiplies takes this as a constant ``CT``.
+    """
+    import triton.language as tl
+
+    if interpreting() or dtype == torch.float32:
+        return tl.float32
+    return {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}[dtype]
