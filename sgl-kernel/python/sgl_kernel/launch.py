@@ -26,12 +26,15 @@ class Launch:
     num_warps: int = 4
     num_stages: int = 3
     pdl: bool = False  # programmatic dependent launch; the kernel must then call begin_dependent(True)
+    fp_fusion: bool = True  # False: no a * b + c in one rounding, where results must equal another device's
 
     @property
     def options(self) -> dict[str, Any]:
         given: dict[str, Any] = {"num_warps": self.num_warps, "num_stages": self.num_stages}
         if self.pdl and not interpreting():
             given["launch_pdl"] = True
+        if not self.fp_fusion:
+            given["enable_fp_fusion"] = False
         return given
 
     def run(self) -> None:
