@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import torch
 from helpers.attention_reference import attend_one, random_page_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sglang.srt.layers.attention import torch_native
 from sglang.srt.layers.attention.base import Block, DecodeRows, PrefillRows, ScratchRows
 from sglang.srt.layers.attention.torch_native import TorchNativeAttention
 from sglang.srt.mem_cache.kv_pool import MHAKVPool
@@ -78,11 +81,25 @@ worlds = st.fixed_dictionaries(
         "lens": st.lists(st.integers(1, 30), min_size=1, max_size=NUM_SLOTS),
     }
 )
+short_rows = st.sampled_from([1, 64])  # 1: rows of different lengths are taken apart
+
+
+def test_a_long_row_does_not_make_its_neighbours_long() -> None:
+    """Padding all rows to the longest cost 20 times the time, and memory that no budget knows of."""
+    pool = MHAKVPool(1, 3000, 1, NKV, D, torch.float32, "cpu")
+    pool.kv.zero_()
+    backend = TorchNativeAttention(pool, torch.ones(33, 2100, dtype=torch.int32))
+    lens = torch.tensor([2000, *range(70, 101)])
+    q, kv = torch.randn(32, NQ, D), torch.randn(32, NKV, D)
+    backend.decode(DecodeRows(torch.arange(1, 33), lens, 2000, 1))(0, q, kv, kv)
+    assert backend._gathered.shape[0] < 1.5 * int(lens.sum())
 
 
 @settings(max_examples=60, deadline=None)
-@given(worlds, st.sampled_from([Block.CAUSAL, Block.TREE]), st.integers(1, 7))
-def test_decode_and_verify(world_args: dict[str, object], block: Block, num_queries: int) -> None:
+@given(worlds, st.sampled_from([Block.CAUSAL, Block.TREE]), st.integers(1, 7), short_rows)
+def test_decode_and_verify(
+    world_args: dict[str, object], block: Block, num_queries: int, short_row: int
+) -> None:
     world = World(**world_args)  # type: ignore[arg-type]
     slots = world.slots(len(world.history))
     lens = world.base_lens(slots)
@@ -90,7 +107,8 @@ def test_decode_and_verify(world_args: dict[str, object], block: Block, num_quer
     num = len(slots) * num_queries
     q, k, v = world.draw(num, NQ), world.draw(num, NKV), world.draw(num, NKV)
     rows = DecodeRows(slots, lens, int(lens.max()) + 3, num_queries, block, mask)
-    got = world.backend.decode(rows)(LAYER, q, k, v)
+    with patch.object(torch_native, "SHORT_ROW", short_row):
+        got = world.backend.decode(rows)(LAYER, q, k, v)
     expected = []
     for r, slot in enumerate(slots.tolist()):
         own = slice(r * num_queries, (r + 1) * num_queries)
@@ -107,15 +125,16 @@ def test_decode_and_verify(world_args: dict[str, object], block: Block, num_quer
 
 
 @settings(max_examples=30, deadline=None)
-@given(worlds, st.integers(1, 3))
-def test_block_none_writes_nothing(world_args: dict[str, object], num_queries: int) -> None:
+@given(worlds, st.integers(1, 3), short_rows)
+def test_block_none_writes_nothing(world_args: dict[str, object], num_queries: int, short_row: int) -> None:
     world = World(**world_args)  # type: ignore[arg-type]
     slots = world.slots(len(world.history))
     lens = world.base_lens(slots)
     before = world.pool.kv.clone()
     q = world.draw(len(slots) * num_queries, NQ)
     rows = DecodeRows(slots, lens, int(lens.max()), num_queries, Block.NONE)
-    got = world.backend.decode(rows)(LAYER, q, None, None)
+    with patch.object(torch_native, "SHORT_ROW", short_row):
+        got = world.backend.decode(rows)(LAYER, q, None, None)
     assert torch.equal(world.pool.kv.nan_to_num(7.0), before.nan_to_num(7.0))
     expected = []
     for t in range(q.shape[0]):

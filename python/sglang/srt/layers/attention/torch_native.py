@@ -1,7 +1,8 @@
 """Attention in plain PyTorch: the backend of CPUs, and the reference of the others.
 
 All index arithmetic is done once a step; a layer then gathers K and V of all its rows with one call
-and attends with one call (decode, verify, draft; prefill takes its chunks one by one).
+and attends with one call (decode, verify, draft; prefill takes its chunks one by one). Rows of very
+different lengths are taken apart by length, for a row is padded to the longest one beside it.
 
 A place that a row must not see may hold anything, NaN included, and a masked V is still multiplied
 (by 0): so every such place is *redirected* to the row's own position 0 before the gather.
@@ -23,6 +24,8 @@ from sglang.srt.layers.attention.base import (
     ScratchRows,
 )
 from sglang.srt.mem_cache.kv_pool import MHAKVPool
+
+SHORT_ROW = 64  # rows up to so many places are never taken apart
 
 
 class TorchNativeAttention:
@@ -64,7 +67,19 @@ class TorchNativeAttention:
         mask = torch.cat((base_mask, rows.scratch_mask), dim=2)  # [R, Q, W + write_start + Q]
         return _ScratchLayers(self, index, mask, rows.write_start)
 
-    def _decode(self, rows: DecodeRows) -> _DecodeLayers:
+    def _decode(self, rows: DecodeRows) -> LayerAttention:
+        groups = _groups_by_length(rows.base_len)
+        if len(groups) <= 1:
+            return self._decode_together(rows)
+        parts = []
+        for group in groups:
+            index = torch.tensor(group)  # [R'] rows
+            query = torch.arange(rows.query_len)
+            tokens = (index[:, None] * rows.query_len + query).flatten()
+            parts.append((tokens, self._decode_together(_take(rows, index))))
+        return _PartedLayers(parts)
+
+    def _decode_together(self, rows: DecodeRows) -> _DecodeLayers:
         num_queries = rows.query_len
         if rows.block is Block.NONE:
             width = self._width(rows.base_len, rows.base_len_bound)
@@ -126,6 +141,26 @@ class TorchNativeAttention:
         )
         grown[:, :rows, :places] = self._scratch
         self._scratch = grown
+
+
+def _groups_by_length(lens: torch.Tensor) -> list[list[int]]:
+    """Rows that are padded to one width: all of them, unless that is more than twice what there is."""
+    if lens.device.type != "cpu":
+        return []
+    lens_cpu = lens.tolist()
+    if len(lens_cpu) * max(lens_cpu) <= 2 * sum(lens_cpu) + len(lens_cpu) * SHORT_ROW:
+        return []
+    groups: dict[int, list[int]] = {}
+    for row, length in enumerate(lens_cpu):
+        groups.setdefault(max(length, SHORT_ROW).bit_length(), []).append(row)
+    return list(groups.values())
+
+
+def _take(rows: DecodeRows, index: torch.Tensor) -> DecodeRows:
+    mask = None if rows.tree_mask is None else rows.tree_mask[index]
+    return DecodeRows(
+        rows.slots[index], rows.base_len[index], rows.base_len_bound, rows.query_len, rows.block, mask
+    )
 
 
 def _block_mask(rows: DecodeRows, own: torch.Tensor, width: int) -> torch.Tensor:
@@ -227,6 +262,22 @@ class _DecodeLayers:
         return self.attend(layer, q)
 
 
+class _PartedLayers:
+    """Groups of rows, one after the other. No row reads what another one writes in the same step."""
+
+    def __init__(self, parts: list[tuple[torch.Tensor, _DecodeLayers]]) -> None:
+        self._parts = parts  # query tokens [T'] int64 of a group, and its attention
+
+    def __call__(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None
+    ) -> torch.Tensor:
+        out = torch.empty_like(q)
+        for tokens, part in self._parts:
+            own_k, own_v = (None, None) if k is None or v is None else (k[tokens], v[tokens])
+            out[tokens] = part(layer, q[tokens], own_k, own_v)
+        return out
+
+
 @dataclass(frozen=True, slots=True)
 class _Chunk:
     length: int
@@ -282,7 +333,7 @@ class _PrefillLayers:
 class _MixedLayers:
     """Decode rows of one query first, then prefill chunks."""
 
-    def __init__(self, decode: _DecodeLayers, prefill: _PrefillLayers, num_decode: int) -> None:
+    def __init__(self, decode: LayerAttention, prefill: _PrefillLayers, num_decode: int) -> None:
         self._decode = decode
         self._prefill = prefill
         self._num_decode = num_decode
