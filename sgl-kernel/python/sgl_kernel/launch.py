@@ -41,6 +41,10 @@ class Launch:
         self.kernel[self.grid](*self.args, **self.constants, **self.options)
 
 
+def next_power_of_2(n: int) -> int:
+    return 1 << (n - 1).bit_length()
+
+
 def compute_type(dtype: torch.dtype) -> Any:
     """The type in which a kernel multiplies: that of its inputs, float32 under the interpreter.
 
