@@ -56,6 +56,12 @@ def test_end_ids_of_both_files(tmp_path: Path) -> None:
     assert config.sampling_defaults == {"temperature": 0.6, "top_k": 20.0}
 
 
+def test_top_k_0_of_a_checkpoint_means_all_of_them(tmp_path: Path) -> None:
+    """transformers writes it so; as a default it would have every request refused."""
+    (tmp_path / "generation_config.json").write_text(json.dumps({"top_k": 0, "top_p": 0.9}))
+    assert read(tmp_path).sampling_defaults == {"top_p": 0.9}
+
+
 def test_context_length(tmp_path: Path) -> None:
     assert read(tmp_path, context_length=100).context_len == 100
     linear = {"type": "linear", "factor": 2.0}

@@ -139,7 +139,7 @@ def _build(
         context_len=own_context if context_length is None else context_length,
         eos_ids=tuple(dict.fromkeys(eos_ids)),
         bos_id=bos_ids[0] if bos_ids else None,
-        sampling_defaults={n: generation.number(n) for n in _SAMPLING_DEFAULTS if generation.has(n)},
+        sampling_defaults=_sampling_defaults(generation),
         draft=draft,
     )
 
@@ -158,6 +158,13 @@ def _refuse_unsupported(fields: ConfigFields) -> None:
 def _read_generation(path: Path) -> ConfigFields:
     file = path / "generation_config.json"
     return ConfigFields(read_json_object(file) if file.is_file() else {}, str(file))
+
+
+def _sampling_defaults(generation: ConfigFields) -> dict[str, float]:
+    given = {name: generation.number(name) for name in _SAMPLING_DEFAULTS if generation.has(name)}
+    if given.get("top_k") == 0:  # transformers' way to say: all
+        del given["top_k"]
+    return given
 
 
 def _context_len(fields: ConfigFields, rope: RopeConfig, max_positions: int) -> int:
