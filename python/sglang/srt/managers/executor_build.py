@@ -193,7 +193,6 @@ def _assemble(args: ExecutorArgs, config: WorkerConfig, models: _Models) -> Work
             sampler.states,
             config.spec,
             models.drafter.aux_layers,
-            models.drafter.feature_size,
         )
     runner = StepRunner(state, sampler, models.target, pool, backend, drafter)
     return Worker(config, state, sampler, pools, drafter, runner)

@@ -109,11 +109,11 @@ class TokenizerManager:
         if sampling.n == 1:
             seed = sampling.sampling_seed
             seed = self._seeds.getrandbits(_SEED_BITS) if seed is None else seed
-            return [(Sample(base, request, ids, group.changed), sampling.for_sample(0, seed))]
+            return [(Sample(base, request, ids, group.changed), sampling.for_sample(seed))]
         return [
             (
                 Sample(f"{base}_{i}", request, ids, group.changed),
-                sampling.for_sample(i, self._seed_of(sampling, i)),
+                sampling.for_sample(self._seed_of(sampling, i)),
             )
             for i in range(sampling.n)
         ]

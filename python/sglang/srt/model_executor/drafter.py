@@ -37,8 +37,6 @@ class Drafter(Protocol):
     aux_layers: tuple[int, ...]
     """The target's layers whose *input* (residual stream) the drafter reads."""
 
-    feature_size: int  # H_draft
-
     def draft(self, ctx: DraftContext, draft_len: int) -> DraftTree:
         """Run ``draft_len`` draft forwards. Leaves the draft KV on 0 … L-1 as it was."""
         ...

@@ -64,8 +64,8 @@ class SamplingParams:
         params._check()
         return params
 
-    def for_sample(self, index: int, seed: int) -> SamplingParams:
-        """The parameters of sample ``index`` of ``n``: one sample, with the seed given."""
+    def for_sample(self, seed: int) -> SamplingParams:
+        """The parameters of one sample of ``n``, with the seed given."""
         return replace(self, n=1, sampling_seed=seed)
 
     def _check(self) -> None:

@@ -58,10 +58,8 @@ class EAGLEWorkerV2:
         states: SamplingStates,
         spec: SpecShape,
         aux_layers: tuple[int, ...],
-        feature_size: int,
     ) -> None:
         self.aux_layers = aux_layers
-        self.feature_size = feature_size
         self._model = model
         self._pool = pool
         self._backend = backend
