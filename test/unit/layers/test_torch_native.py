@@ -84,6 +84,17 @@ worlds = st.fixed_dictionaries(
 short_rows = st.sampled_from([1, 64])  # 1: rows of different lengths are taken apart
 
 
+def test_large_results_in_half_precision_are_finite() -> None:
+    """Their sum is not, in half precision: no row may be taken for one that a draft has broken."""
+    pool = MHAKVPool(1, 200, 1, NKV, D, torch.float16, "cpu")
+    pool.kv.fill_(100)
+    backend = TorchNativeAttention(pool, torch.arange(200, dtype=torch.int32).view(2, 100))
+    q, kv = torch.ones(64, NQ, D).half(), torch.full((64, NKV, D), 100).half()
+    with patch.object(torch_native._DecodeLayers, "_attend_apart", side_effect=AssertionError):
+        out = backend.decode(DecodeRows(torch.tensor([1]), torch.tensor([30]), 30, 64))(0, q, kv, kv)
+    assert (out == 100).all()
+
+
 def test_a_long_row_does_not_make_its_neighbours_long() -> None:
     """Padding all rows to the longest cost 20 times the time, and memory that no budget knows of."""
     pool = MHAKVPool(1, 3000, 1, NKV, D, torch.float32, "cpu")

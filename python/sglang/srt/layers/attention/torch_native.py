@@ -236,7 +236,11 @@ class _DecodeLayers:
         kv = self._backend.gather(layer, self._index)
         out = _attend_rows(q.view(num_rows, num_queries, *q.shape[1:]), kv, self._mask)
         # Reading this costs nothing on a CPU; elsewhere it would stop the step.
-        if num_queries > 1 and out.device.type == "cpu" and not math.isfinite(out.sum().item()):
+        if (
+            num_queries > 1
+            and out.device.type == "cpu"
+            and not math.isfinite(out.sum(dtype=torch.float32).item())
+        ):
             self._attend_apart(layer, q, out)
         return out
 
@@ -247,7 +251,7 @@ class _DecodeLayers:
         attended to one by one, each with all that it must not see redirected.
         """
         num_rows, num_queries, _ = self._seen.shape
-        rows = (~out.reshape(num_rows, -1).sum(dim=1).isfinite()).nonzero()[:, 0]
+        rows = (~out.reshape(num_rows, -1).sum(dim=1, dtype=torch.float32).isfinite()).nonzero()[:, 0]
         seen = self._seen[rows].flatten(0, 1)  # [R' * Q, W]
         index = self._index[rows].repeat_interleave(num_queries, dim=0)
         kv = self._backend.gather(layer, torch.where(seen, index, index[:, :1]))
