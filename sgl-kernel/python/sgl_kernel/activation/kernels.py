@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from sgl_kernel.pdl import launch_dependents, wait_for_previous
+from sgl_kernel.common.kernels import begin_dependent
 
 
 @triton.jit
@@ -16,8 +16,7 @@ def silu_and_mul_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    launch_dependents(PDL)
-    wait_for_previous(PDL)
+    begin_dependent(PDL)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < SIZE

@@ -7,7 +7,7 @@ normed value before it is multiplied by the weight.
 import triton
 import triton.language as tl
 
-from sgl_kernel.pdl import launch_dependents, wait_for_previous
+from sgl_kernel.common.kernels import begin_dependent
 
 
 @triton.jit
@@ -28,13 +28,12 @@ def rms_norm_kernel(
     AUX: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    launch_dependents(PDL)
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < SIZE
     # No kernel writes weights: they may be read while the kernel ahead still runs.
     w = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
-    wait_for_previous(PDL)
+    begin_dependent(PDL)
     v = tl.load(x + row * x_stride + column, mask=inside, other=0.0)
     if ADD:
         old = tl.load(residual + row * residual_stride + column, mask=inside, other=0.0)
@@ -64,14 +63,13 @@ def head_norm_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    launch_dependents(PDL)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEAD_BLOCK + tl.arange(0, HEAD_BLOCK)[:, None]
     column = tl.arange(0, BLOCK)[None, :]
     inside = (head < HEADS) & (column < SIZE)
     first = tl.load(first_weight + column, mask=column < SIZE, other=0.0).to(tl.float32)
     second = tl.load(second_weight + column, mask=column < SIZE, other=0.0).to(tl.float32)
-    wait_for_previous(PDL)
+    begin_dependent(PDL)
     v = tl.load(x + token * x_stride + head * SIZE + column, mask=inside, other=0.0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(v * v, 1) / SIZE + eps)
     normed = (v * scale[:, None]).to(out.dtype.element_ty).to(tl.float32)

@@ -7,7 +7,7 @@ whether they turn and where they go.
 import triton
 import triton.language as tl
 
-from sgl_kernel.pdl import launch_dependents, wait_for_previous
+from sgl_kernel.common.kernels import begin_dependent
 
 
 @triton.jit
@@ -71,8 +71,7 @@ def rope_cache_write_kernel(
     NORM: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    launch_dependents(PDL)
-    wait_for_previous(PDL)
+    begin_dependent(PDL)
     token = tl.program_id(0).to(tl.int64)
     row = token // QUERIES
     query = token % QUERIES
