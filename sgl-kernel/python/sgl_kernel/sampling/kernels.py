@@ -8,7 +8,7 @@ differ by the rounding of a logarithm. No kernel here lets the compiler fuse a p
 import triton
 import triton.language as tl
 
-from sgl_kernel.pdl import launch_dependents, wait_for_previous
+from sgl_kernel.common.kernels import begin_dependent
 
 # Constants of the hash: those of sglang.srt.sampling.gumbel, which says where they are from.
 MUL_A = tl.constexpr(0x21F0AAAD)
@@ -161,8 +161,7 @@ def choose_partial_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    launch_dependents(PDL)
-    wait_for_previous(PDL)
+    begin_dependent(PDL)
     block = tl.program_id(0)
     line = tl.program_id(1).to(tl.int64)
     row = line // NODES
@@ -202,8 +201,7 @@ def choose_finish_kernel(
     PADDED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    launch_dependents(PDL)
-    wait_for_previous(PDL)
+    begin_dependent(PDL)
     line = tl.program_id(0).to(tl.int64)
     block = tl.arange(0, PADDED)
     inside = block < BLOCKS

@@ -1,0 +1,121 @@
+"""Penalties, biases and suppressed ids in Triton, for the rows that ask for them."""
+
+import triton
+import triton.language as tl
+
+from sgl_kernel.common.kernels import begin_dependent
+from sgl_kernel.sampling.kernels import LARGEST, is_finite, node_index
+
+PENALTIES = tl.constexpr(1)
+BIASES = tl.constexpr(2)
+SUPPRESSION = tl.constexpr(4)
+
+
+@triton.jit
+def _times_put_out(
+    token_counts, tokens, mask, row, node, column, inside, NODES: tl.constexpr, MASK: tl.constexpr
+):
+    """How often each id is among a row's outputs and the drafts on the path to the node."""
+    count = tl.load(token_counts + column, mask=inside, other=0)
+    for i in range(1, NODES):
+        on_path = i <= node
+        if MASK:
+            on_path = tl.load(mask + (row * NODES + node) * NODES + i) != 0
+        if on_path:
+            draft = tl.load(tokens + row * NODES + i)
+            count += (column == draft).to(tl.int32)
+    return count
+
+
+@triton.jit
+def _penalised(value, count, frequency, presence, repetition):
+    seen = count > 0
+    value = value - frequency * count.to(tl.float32)
+    value = value - presence * seen.to(tl.float32)
+    scale = tl.where(seen, repetition, 1.0)
+    return tl.where(value < 0, value * scale, tl.div_rn(value, scale))
+
+
+@triton.jit
+def apply_rules_kernel(
+    logits,  # [R * NODES, VOCAB] float32, changed in place
+    slots,  # [R]
+    root,  # [R] index of the root's token
+    depths,  # [R, NODES] if DEPTHS == 2
+    tokens,  # [R, NODES] int64 the nodes' own tokens
+    mask,  # [R, NODES, NODES] bool ancestor-or-self, if MASK
+    asks,  # [slots] int32 sum of the flags above
+    token_counts,  # [slots, VOCAB] int32
+    frequency,  # [slots] float32
+    presence,  # [slots] float32
+    repetition,  # [slots] float32
+    bias_ids,  # [slots, NUM_BIASES] int64
+    biases,  # [slots, NUM_BIASES] float32
+    suppressed_ids,  # [slots, NUM_SUPPRESSED] int64
+    free_from,  # [slots] int64
+    logits_stride,
+    VOCAB,
+    NUM_BIASES,
+    NUM_SUPPRESSED,
+    NODES: tl.constexpr,
+    DEPTHS: tl.constexpr,
+    MASK: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    begin_dependent(PDL)
+    line = tl.program_id(1).to(tl.int64)
+    row, node = line // NODES, line % NODES
+    slot = tl.load(slots + row).to(tl.int64)
+    flags = tl.load(asks + slot)
+    if flags != 0:
+        column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        inside = column < VOCAB
+        target = logits + line * logits_stride + column
+        raw = tl.load(target, mask=inside, other=0.0)
+        value = raw
+        if (flags & PENALTIES) != 0:
+            counts = token_counts + slot * VOCAB
+            count = _times_put_out(counts, tokens, mask, row, node, column, inside, NODES, MASK)
+            value = _penalised(
+                value,
+                count,
+                tl.load(frequency + slot),
+                tl.load(presence + slot),
+                tl.load(repetition + slot),
+            )
+        if (flags & BIASES) != 0:
+            for i in range(NUM_BIASES):
+                at = slot * NUM_BIASES + i
+                value = tl.where(column == tl.load(bias_ids + at), value + tl.load(biases + at), value)
+        # Stays finite: what is not finite means, further down, that the logits came so.
+        value = tl.minimum(tl.maximum(value, -LARGEST), LARGEST)
+        early = node_index(root, depths, row, node, 1, NODES, DEPTHS) < tl.load(free_from + slot)
+        if ((flags & SUPPRESSION) != 0) & early:
+            for i in range(NUM_SUPPRESSED):
+                hit = column == tl.load(suppressed_ids + slot * NUM_SUPPRESSED + i)
+                value = tl.where(hit, -LARGEST, value)
+        tl.store(target, tl.where(is_finite(raw), value, raw), mask=inside)
+
+
+@triton.jit
+def count_outputs_kernel(
+    token_counts,  # [slots, VOCAB] int32
+    asks,  # [slots] int32
+    slots,  # [R]
+    tokens,  # [R, …] int64 put out, columns adjacent
+    counts,  # [R] how many of them
+    token_stride,
+    VOCAB,
+    COLUMNS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    begin_dependent(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + row).to(tl.int64)
+    if (tl.load(asks + slot) & PENALTIES) != 0:
+        count = tl.load(counts + row)
+        for column in range(COLUMNS):
+            if column < count:
+                token = tl.load(tokens + row * token_stride + column)
+                tl.atomic_add(token_counts + slot * VOCAB + token, 1)
