@@ -20,6 +20,7 @@ from sglang.srt.managers.io_struct import (
     SetStateRequest,
     TextBatch,
     TextOutput,
+    encode,
 )
 from sglang.srt.managers.text_metrics import NoTextMetrics
 from sglang.srt.managers.text_request import RequestError, TextRequest
@@ -92,6 +93,7 @@ def test_a_server_seed_makes_unseeded_requests_repeatable(tmp_path: Path) -> Non
         (request("x" * 32), "32 tokens.*32 tokens"),
         (request("x" * 30), "30 input tokens.*34 tokens.*context length is 32.*at most 2"),
         (request("\ud800"), "surrogate"),
+        (request(rid="\ud800"), "rid.*surrogate"),
     ],
 )
 def test_requests_that_can_not_be(desk: Desk, bad: TextRequest, words: str) -> None:
@@ -184,6 +186,15 @@ def test_control_messages_get_their_own_answers(desk: Desk) -> None:
 
     flushed, changed = run(scenario())
     assert flushed.ok and changed.error == "no"
+
+
+@pytest.mark.parametrize("value", [2**64, "\ud800", object(), [10**30]])
+def test_a_state_that_no_message_can_hold_is_the_clients_fault(tmp_path: Path, value: object) -> None:
+    tokenizer = TextTokenizer.from_folder(write_byte_tokenizer(tmp_path))
+    manager = TokenizerManager(tokenizer, LIMITS, lambda m: [encode(m)].clear(), NoTextMetrics(), None)
+    with pytest.raises(RequestError, match="can't be sent") as caught:
+        run(manager.set_state({"x": value}))
+    assert caught.value.status_code == 400
 
 
 def test_failure_answers_everything_and_refuses_the_rest(desk: Desk) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -20,12 +21,20 @@ T = TypeVar("T")
 CLIENT_GONE = "the client went away"
 DONE = b"data: [DONE]\n\n"
 _CLIENT_CLOSED_REQUEST = 499  # nobody reads it
+_LONGEST_MESSAGE = 1000  # characters: a message quotes what the client sent, which may be megabytes
+_SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 
 ErrorShape = Callable[[RequestError], dict[str, Any]]
 
 
+def error_message(error: object) -> str:
+    """The text of an error, as it may be sent to a client."""
+    text = str(error)
+    return text if len(text) <= _LONGEST_MESSAGE else text[:_LONGEST_MESSAGE] + "…"
+
+
 def native_error(error: RequestError) -> dict[str, Any]:
-    return {"error": {"message": str(error)}}
+    return {"error": {"message": error_message(error)}}
 
 
 def openai_error(error: RequestError) -> dict[str, Any]:
@@ -36,7 +45,8 @@ def openai_error(error: RequestError) -> dict[str, Any]:
         503: "ServiceUnavailableError",
     }
     kind = kinds.get(error.status_code, "InternalServerError")
-    return {"object": "error", "message": str(error), "type": kind, "param": None, "code": error.status_code}
+    message = error_message(error)
+    return {"object": "error", "message": message, "type": kind, "param": None, "code": error.status_code}
 
 
 def error_response(error: RequestError, shape: ErrorShape) -> JSONResponse:
@@ -56,11 +66,22 @@ async def read_json(request: Request) -> Any:
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
-        raise RequestError(f"the content type must be application/json, got {kind or 'none'}")
+        raise RequestError(
+            f"the content type must be application/json, got {kind or 'none'}"
+            " (curl: -H 'Content-Type: application/json')"
+        )
     try:
-        return json.loads(await request.body())
+        text = (await request.body()).decode("utf-8-sig")
+        value = json.loads(text)
+        if _SURROGATE_ESCAPE.search(text):  # a pair of them is one character, half a pair is none
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise RequestError("the body is not valid Unicode: it has a lone surrogate") from error
+    except RecursionError as error:
+        raise RequestError("the body is nested too deeply") from error
     except ValueError as error:
         raise RequestError(f"the body is not valid JSON: {error}") from error
+    return value
 
 
 async def finished_or_gone(request: Request, manager: TokenizerManager, group: Group) -> list[Sample] | None:
@@ -148,7 +169,8 @@ class EventStream(Response):
 def _stream_error(error: RequestError) -> dict[str, Any]:
     retryable = error.status_code >= 500
     kind = "internal_server_error" if retryable else "invalid_request_error"
-    return {"error": {"message": str(error), "type": kind, "code": error.status_code, "retryable": retryable}}
+    message = error_message(error)
+    return {"error": {"message": message, "type": kind, "code": error.status_code, "retryable": retryable}}
 
 
 def _event(value: dict[str, Any]) -> bytes:

@@ -79,7 +79,7 @@ class TokenizerManager:
         new: list[tuple[Sample, SamplingParams]] = []
         for request, ids in zip(requests, prompts, strict=True):
             new += self._expand(request, ids, group)
-        self._refuse_duplicates([sample.rid for sample, _ in new])
+        self._check_rids([sample.rid for sample, _ in new])
         for sample, sampling in new:
             self._samples[sample.rid] = sample
             group.samples.append(sample)
@@ -163,10 +163,14 @@ class TokenizerManager:
             )
         return sampling
 
-    def _refuse_duplicates(self, rids: list[str]) -> None:
-        for position, rid in enumerate(rids):
-            if rid in self._samples or rid in rids[:position]:
+    def _check_rids(self, rids: list[str]) -> None:
+        new: set[str] = set()
+        for rid in rids:
+            if _LONE_SURROGATE.search(rid):
+                raise RequestError("the rid is not valid Unicode: it has a lone surrogate")
+            if rid in self._samples or rid in new:
                 raise RequestError(f"rid {rid!r} is in use by a request that is still running")
+            new.add(rid)
 
     def _refuse_if_failed(self) -> None:
         if self.failure is not None:
@@ -184,14 +188,17 @@ class TokenizerManager:
         return reply.body
 
     async def set_state(self, server_args: dict[str, Any]) -> ControlReply:
-        return await self._ask(lambda request_id: SetStateRequest(request_id, server_args))
+        try:
+            return await self._ask(lambda request_id: SetStateRequest(request_id, server_args))
+        except (OverflowError, RecursionError, TypeError, UnicodeEncodeError) as error:
+            raise RequestError(f"a value can't be sent to the scheduler: {error}") from error
 
     async def _ask(self, message: Callable[[str], ToScheduler]) -> ControlReply:
         self._refuse_if_failed()
         request_id = uuid.uuid4().hex
         reply: asyncio.Future[ControlReply] = asyncio.get_running_loop().create_future()
-        self._replies[request_id] = reply
         self._send(message(request_id))
+        self._replies[request_id] = reply
         return await reply
 
     # ---- answers

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -104,10 +103,6 @@ class SamplingParams:
         for name in sorted(_INT_FIELDS - {"sampling_seed"}):
             value = getattr(self, name)
             need(value is None or value <= LARGEST_INT, f"{name} must be at most {LARGEST_INT}, got {value}")
-        need(
-            self.temperature <= LARGEST_NUMBER,
-            f"temperature must be at most {LARGEST_NUMBER:g}, got {self.temperature}",
-        )
         seed = self.sampling_seed
         need(seed is None or -(2**63) <= seed < 2**63, f"sampling_seed must fit in 64 bits, got {seed}")
 
@@ -126,12 +121,14 @@ def _typed(name: str, value: Any) -> Any:
     """The value as the field's type, or an error that names both."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if name in _INT_FIELDS and value is not None:
-        if not is_number or not math.isfinite(value) or value != int(value):
+        if not is_number or (isinstance(value, float) and not value.is_integer()):
             raise SamplingParamsError(f"{name} must be an integer, got {value!r}")
         return int(value)
     if name in _FLOAT_FIELDS:
         if not is_number or value != value:
             raise SamplingParamsError(f"{name} must be a number, got {value!r}")
+        if abs(value) > LARGEST_NUMBER:
+            raise SamplingParamsError(f"{name} is out of range, got {value!r}")
         return float(value)
     if name in _BOOL_FIELDS and not isinstance(value, bool):
         raise SamplingParamsError(f"{name} must be true or false, got {value!r}")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from sglang.srt.entrypoints.native_request import checked_sampling, refuse_unsupported
 from sglang.srt.managers.text_request import RequestError
@@ -16,6 +16,12 @@ _UNSUPPORTED: Final = (
     "priority", "return_hidden_states", "return_cached_tokens_details", "return_spec_tokens_details",
     "return_meta_info", "return_token_ids", "best_of", "suffix", "audio", "prediction",
 )  # fmt: skip
+
+# One wrong item is enough: collecting a million of them would keep everybody else waiting.
+Ids = Annotated[list[int], Field(fail_fast=True)]
+Texts = Annotated[list[str], Field(fail_fast=True)]
+Prompts = Annotated[list[Ids], Field(fail_fast=True)]
+Messages = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
 
 
 class StreamOptions(BaseModel):
@@ -39,12 +45,12 @@ class GenerationBody(BaseModel):
     max_tokens: int | None = None
     min_tokens: int | None = None
     n: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: str | Texts | None = None
+    stop_token_ids: Ids | None = None
     no_stop_trim: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[str, Any] | None = None
     seed: int | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -90,14 +96,14 @@ class GenerationBody(BaseModel):
 
 
 class ChatBody(GenerationBody):
-    messages: list[dict[str, Any]]
+    messages: Messages
     max_completion_tokens: int | None = None
-    input_ids: list[int] | None = None
+    input_ids: Ids | None = None
     continue_final_message: bool = False
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high"] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
 class CompletionBody(GenerationBody):
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: str | Ids | Texts | Prompts
     echo: bool = False
