@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
-from sglang.srt.entrypoints.answering import openai_error
+from sglang.srt.entrypoints.answering import error_message, openai_error
 from sglang.srt.entrypoints.context import ServerContext
 from sglang.srt.entrypoints.middleware import ApiKeyMiddleware, RequestCountMiddleware
 from sglang.srt.entrypoints.native_api import generates, native_router
@@ -61,7 +61,8 @@ async def _invalid_body(_: Request, error: Exception) -> Response:
     for item in error.errors():
         place = ".".join(str(part) for part in item["loc"] if part != "body")
         parts.append(f"{place}: {item['msg']}" if place else str(item["msg"]))
-    body = {"object": "error", "message": "; ".join(parts), "type": "Bad Request", "param": None, "code": 400}
+    message = error_message("; ".join(parts))
+    body = {"object": "error", "message": message, "type": "Bad Request", "param": None, "code": 400}
     return JSONResponse(body, status_code=400)
 
 
@@ -101,6 +102,21 @@ def listen(host: str, port: int) -> socket.socket:
             f"can't listen on {host}:{port}: {reason}; choose another with --host or --port"
         ) from error
     return listener
+
+
+def open_port(listener: socket.socket) -> None:
+    """
+    Raises:
+        StartError: another server has opened the port since it was bound.
+    """
+    try:
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        host, port = listener.getsockname()[:2]
+        raise StartError(
+            f"can't listen on {host}:{port}: another server has opened it meanwhile;"
+            " choose another with --port"
+        ) from error
 
 
 class _Server(uvicorn.Server):
@@ -172,6 +188,7 @@ async def _serve(
     _on_signals(stop)
     if not runtime.args.skip_server_warmup and not await _warm_up(context):
         raise StartError(runtime.failure or "the warm-up request was not answered")
+    open_port(listener)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     failing = asyncio.create_task(runtime.failed.wait())
     if not server.should_exit:
