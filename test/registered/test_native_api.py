@@ -183,7 +183,9 @@ class TestNativeApi(ServerTestCase):
         with self.client.stream("POST", "/generate", json=body) as response:
             lines = response.iter_lines()  # kept: dropping it closes the connection
             next(lines)
-            refused = httpx.post(f"{self.server.url}/flush_cache", timeout=30)
+            refused = httpx.post(f"{self.server.url}/flush_cache?timeout=0.2", timeout=30)
         self.assertEqual(refused.status_code, 400)
+        self.assertEqual(self.client.get("/flush_cache?timeout=soon").status_code, 400)
+        self.assertEqual(self.client.get("/flush_cache?timeout=10").status_code, 200)  # waits for the end
         self.wait_until_idle()
         self.assertEqual(self.client.get("/flush_cache").status_code, 200)

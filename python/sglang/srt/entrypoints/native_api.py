@@ -21,12 +21,14 @@ from sglang.srt.entrypoints.answering import (
 from sglang.srt.entrypoints.context import ServerContext
 from sglang.srt.entrypoints.native_answer import NativeAnswers
 from sglang.srt.entrypoints.native_request import parse_call
+from sglang.srt.managers.io_struct import ControlReply
 from sglang.srt.managers.text_request import RequestError, TextRequest
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 _HEALTH_TIMEOUT_S = 20.0
 _HEALTH_POLL_S = 0.05
+_FLUSH_POLL_S = 0.05
 
 
 def native_router(context: ServerContext) -> APIRouter:
@@ -77,9 +79,9 @@ def _add_control(router: APIRouter, context: ServerContext) -> None:
     manager = context.manager
 
     @router.api_route("/flush_cache", methods=["GET", "POST"])
-    async def flush_cache() -> Response:
+    async def flush_cache(timeout: float = 0.0) -> Response:
         try:
-            reply = await manager.flush_cache()
+            reply = await _flushed(manager, timeout)
         except RequestError as error:
             return error_response(error, native_error)
         if not reply.ok:
@@ -99,6 +101,16 @@ def _add_control(router: APIRouter, context: ServerContext) -> None:
         except RequestError as error:
             return error_response(error, native_error)
         return JSONResponse({"updated": True, "server_args": reply.body})
+
+
+async def _flushed(manager: TokenizerManager, timeout_s: float) -> ControlReply:
+    """Waits up to ``timeout_s`` for the requests that run to end."""
+    deadline = time.monotonic() + timeout_s
+    reply = await manager.flush_cache()
+    while not reply.ok and manager.failure is None and time.monotonic() < deadline:
+        await asyncio.sleep(_FLUSH_POLL_S)
+        reply = await manager.flush_cache()
+    return reply
 
 
 def _add_information(router: APIRouter, context: ServerContext) -> None:
