@@ -16,7 +16,7 @@ from sglang.srt.configs.speculative_args import (
     parse_threshold,
     resolve_shape,
 )
-from sglang.srt.utils.flags import ServerArgsError, check_keywords, flag, parse_flags
+from sglang.srt.utils.flags import ServerArgsError, check_keywords, flag, parse_flags, refuse_empty
 from sglang.srt.utils.upstream_flags import refused_flags
 
 _LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
@@ -159,10 +159,12 @@ class ServerArgs:
     def from_command_line(argv: Sequence[str], prog: str = "python -m sglang.launch_server") -> ServerArgs:
         description = "Serve a language model over HTTP, with speculation that is chosen step by step."
         values = parse_flags(ServerArgs, argv, prog, description, refused_flags())
+        refuse_empty(ServerArgs, values)
         return ServerArgs(**_with_number_threshold(values))
 
     @staticmethod
     def from_keywords(**values: Any) -> ServerArgs:
+        refuse_empty(ServerArgs, values)
         values = _with_number_threshold(values)
         check_keywords(ServerArgs, {k: v for k, v in values.items() if k != _THRESHOLD}, refused_flags())
         return ServerArgs(**values)

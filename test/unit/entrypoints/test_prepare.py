@@ -42,9 +42,11 @@ def test_a_named_model_gets_nothing_of_that(tmp_path: Path) -> None:
 def test_errors_are_one_line(tmp_path: Path) -> None:
     target, drafter = write_tiny_pair(tmp_path)
     for flags, words in (
-        (("--model-path", str(tmp_path / "nowhere")), "does not exist"),
+        (("--model-path", str(tmp_path / "nowhere")), "does not exist.*hf download"),
         (("--model-path", str(drafter)), "draft"),
         (("--model-path", str(target), "--tokenizer-path", "nowhere"), "tokenizer path"),
+        (("--model-path", str(target), "--chat-template", "chatml"), "chatml.*Jinja file"),
+        (("--speculative-draft-model-path", "nowhere"), "--speculative-draft-model-path:.*nowhere"),
         (("--model-path", str(target), "--context-length", "100000"), "context"),
     ):
         with pytest.raises(StartError, match=words) as caught:

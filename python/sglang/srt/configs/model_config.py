@@ -77,8 +77,11 @@ class ModelConfig:
 
 def _read_folder(path: Path) -> ConfigFields:
     if not path.is_dir():
-        problem = "is a file, not a model folder" if path.exists() else "does not exist"
-        raise ModelConfigError(f"model path {path} {problem}")
+        problem = "is a file" if path.exists() else "does not exist"
+        raise ModelConfigError(
+            f"model path {path} {problem}: give the folder of a model on this machine (nothing is downloaded;"
+            " `hf download NAME --local-dir FOLDER` does that)"
+        )
     file = path / "config.json"
     if not file.is_file():
         raise ModelConfigError(f"model path {path} has no config.json")

@@ -89,7 +89,7 @@ def parse_threshold(given: str | int | None) -> int | None:
     """``--speculative-disable-bs-threshold`` as a number; None where it is not given."""
     if given is None:
         return None
-    if isinstance(given, bool) or not re.fullmatch(r"\d+", str(given).strip()):
+    if isinstance(given, bool) or not re.fullmatch(r"[0-9]{1,9}", str(given).strip()):
         raise ServerArgsError(
             "--speculative-disable-bs-threshold takes the most decoding requests that still speculate,"
             f" a whole number from 0 (never speculate), or is left out (always speculate); got {given!r}"

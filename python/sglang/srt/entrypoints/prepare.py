@@ -61,12 +61,19 @@ def _prepare(given: ServerArgs) -> Prepared:
         logger.info("--trust-remote-code: nothing to trust, code from a checkpoint is never run here")
     args = args.resolve(model.architecture)
     if args.speculative_draft_model_path is not None and args.speculative_algorithm is not None:
-        ModelConfig.from_draft_folder(args.speculative_draft_model_path, model.context_len)
+        _check_drafter(args.speculative_draft_model_path, model.context_len)
     assert args.tokenizer_path is not None
     if not Path(args.tokenizer_path).is_dir():
         raise TokenizerError(f"tokenizer path {args.tokenizer_path} is not a folder")
     tokenizer = TextTokenizer.from_folder(args.tokenizer_path)
     return Prepared(args, model, tokenizer, load_chat_template(tokenizer, args.chat_template))
+
+
+def _check_drafter(folder: str, context_len: int) -> None:
+    try:
+        ModelConfig.from_draft_folder(folder, context_len)
+    except ModelConfigError as error:
+        raise ModelConfigError(f"--speculative-draft-model-path: {error}") from error
 
 
 def with_embedded_model(args: ServerArgs) -> ServerArgs:

@@ -96,7 +96,9 @@ def _read_template(file: Path) -> str:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise TokenizerError(f"the chat template {file} can't be read: {reason}") from error
+        raise TokenizerError(
+            f"the chat template {file} can't be read: {reason} (a Jinja file is needed: none are built in)"
+        ) from error
 
 
 def _to_json(value: Any, indent: int | None = None) -> str:

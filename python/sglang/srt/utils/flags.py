@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any, NoReturn
 
 _KEY = "flag"
+_LARGEST_INT = 2**63 - 1  # what every message and device can hold
+_ALIKE = 0.77  # from here on an unknown word may be a known one with a mistake in it
 
 
 class ServerArgsError(ValueError):
@@ -49,11 +51,12 @@ def option_name(field_name: str) -> str:
 
 class _OneLineParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise ServerArgsError(message)
+        given = " takes no value; got "
+        raise ServerArgsError(message.replace(": ignored explicit argument ", given))
 
 
 def build_parser(table: type, prog: str, description: str) -> argparse.ArgumentParser:
-    parser = _OneLineParser(prog=prog, description=description, allow_abbrev=False)
+    parser = _OneLineParser(prog=prog, usage="%(prog)s [flags]", description=description, allow_abbrev=False)
     groups: dict[str, Any] = {}
     for name, (row, default) in flags_of(table).items():
         group = groups.setdefault(row.group, parser.add_argument_group(row.group))
@@ -109,6 +112,8 @@ def check_keywords(table: type, values: Mapping[str, Any], refused: Mapping[str,
         accepted = (int, float) if row.kind is float else (row.kind,)
         if not isinstance(value, accepted) or (isinstance(value, bool) and row.kind is not bool):
             raise ServerArgsError(f"{name} must be of type {row.kind.__name__}, got {value!r}")
+        if type(value) is int and abs(value) > _LARGEST_INT:
+            raise ServerArgsError(f"{name} must be a number of at most 64 bits, got {value!r}")
         if row.choices and value not in row.choices:
             raise ServerArgsError(f"{name} must be one of {', '.join(row.choices)}; got {value!r}")
 
@@ -116,19 +121,32 @@ def check_keywords(table: type, values: Mapping[str, Any], refused: Mapping[str,
 def _number(kind: type) -> Any:
     def parse(text: str) -> Any:
         try:
-            return kind(text)
+            value = kind(text)
         except ValueError:
             need = "a whole number" if kind is int else "a number"
             raise argparse.ArgumentTypeError(f"needs {need}, got {text!r}") from None
+        if kind is int and abs(value) > _LARGEST_INT:
+            raise argparse.ArgumentTypeError(f"needs a number of at most 64 bits, got {text!r}")
+        return value
 
     return parse
 
 
 def _unknown(word: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(word.partition("=")[0], known, n=1)
+    close = difflib.get_close_matches(word.partition("=")[0], known, n=1, cutoff=_ALIKE)
     hint = f"did you mean {close[0]}?" if close else "--help lists what there is"
     what = "unknown flag" if word.startswith("-") else "unexpected argument"
     return f"{what} {word}: {hint}"
+
+
+def refuse_empty(table: type, values: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        ServerArgsError: a text is given and says nothing (an unset variable of a script, most often).
+    """
+    for name in flags_of(table):
+        if values.get(name) == "":
+            raise ServerArgsError(f"{option_name(name)} is empty: give a value, or leave it out")
 
 
 def exit_with_error(message: str) -> NoReturn:
