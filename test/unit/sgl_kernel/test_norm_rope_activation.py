@@ -47,7 +47,7 @@ def _close(got: torch.Tensor, wanted: torch.Tensor) -> None:
         whole = wanted.abs().frexp().mantissa == 0.5
         assert whole.float().mean() < 0.9
         got = torch.where(whole, wanted, got)
-    torch.testing.assert_close(got, wanted, rtol=tolerance, atol=tolerance / 4)
+    torch.testing.assert_close(got, wanted, rtol=tolerance, atol=tolerance / 4, equal_nan=True)
 
 
 # References against the server's code
@@ -146,6 +146,10 @@ def _run_rope(
     root = torch.tensor([3, 1, 9], dtype=torch.int32)
     depths = torch.tensor([[0, 1, 1, 2]] * 3) if options.get("tree") else None
     counts = torch.tensor([4, 4, 2]) if options.get("counts") else None
+    if options.get("places"):
+        scale = torch.tensor([[2.0, 0.5], [1.0, 4.0]])
+        cache = CachePlaces(cache.kv, places=torch.randperm(12) + 20, kv_scale=scale)
+        part[5, -1] = torch.inf  # a value that is not finite
     dtype = part.dtype
     norms = None
     if options.get("norm"):
@@ -170,10 +174,13 @@ def body_rope() -> None:
         (3, 2, {}, tree),
         (3, 2, bf16, cut),
         (3, 2, fp8, {}),
+        (3, 2, fp8, {"places": True}),
         (0, 2, {}, cut),
         (3, 0, bf16, tree),
     ):
+        torch.manual_seed(0)
         got = _run_rope(True, num_q, num_kv, case, **options)
+        torch.manual_seed(0)
         for g, w in zip(got, _run_rope(False, num_q, num_kv, case, **options), strict=True):
             _close(g, w)
     _, tables, cache, _ = _rope_case(cache_dtype=f8)

@@ -1,7 +1,6 @@
 """Rotary embedding and the write of K and V to the paged cache, in one kernel.
 
-A program takes one token and a block of its heads, q, k and v alike: what differs between them is
-whether they turn and where they go.
+A program takes one token and a block of its q heads, or of its kv heads, of which it takes k and v.
 """
 
 import triton
@@ -11,32 +10,63 @@ from sgl_kernel.common.kernels import begin_dependent
 
 
 @triton.jit
-def _normed(low, high, head, weight_q, weight_k, half, valid, eps, NQ: tl.constexpr, D: tl.constexpr, DT):
-    """Each head's RMS norm over both halves, rounded as the norm's own kernel rounds."""
-    square = tl.sum(low * low, 1) + tl.sum(high * high, 1)
-    scale = tl.rsqrt(square / D + eps)[:, None]
-    of_q = head < NQ
-    w_low = tl.where(
-        of_q,
-        tl.load(weight_q + half, mask=valid, other=0.0).to(tl.float32),
-        tl.load(weight_k + half, mask=valid, other=0.0).to(tl.float32),
-    )
-    w_high = tl.where(
-        of_q,
-        tl.load(weight_q + D // 2 + half, mask=valid, other=0.0).to(tl.float32),
-        tl.load(weight_k + D // 2 + half, mask=valid, other=0.0).to(tl.float32),
-    )
-    low = ((low * scale).to(DT).to(tl.float32) * w_low).to(DT).to(tl.float32)
-    high = ((high * scale).to(DT).to(tl.float32) * w_high).to(DT).to(tl.float32)
-    return low, high
+def _load_halves(source, inside, D: tl.constexpr):
+    low = tl.load(source, mask=inside, other=0.0).to(tl.float32)
+    return low, tl.load(source + D // 2, mask=inside, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def _to_cache(v, CLAMP: tl.constexpr, DT):
-    """float8_e4m3 has no infinity: values beyond its range become its largest one."""
-    if CLAMP > 0:
-        v = tl.minimum(tl.maximum(v, -CLAMP), CLAMP)
-    return v.to(DT)
+def _normed(low, high, weight, half, valid, eps, D: tl.constexpr, DT: tl.constexpr):
+    """Each head's RMS norm over both halves, rounded as the norm's own kernel rounds."""
+    scale = tl.rsqrt((tl.sum(low * low, 1) + tl.sum(high * high, 1)) / D + eps)[:, None]
+    w_low, w_high = _load_halves(weight + half, valid, D)
+    low = ((low * scale).to(DT).to(tl.float32) * w_low).to(DT).to(tl.float32)
+    return low, ((high * scale).to(DT).to(tl.float32) * w_high).to(DT).to(tl.float32)
+
+
+@triton.jit
+def _turned(low, high, tables, DT: tl.constexpr):
+    """Rounded to the type of the product that q and k come from."""
+    c, s = tables
+    return (low * c - high * s).to(DT), (high * c + low * s).to(DT)
+
+
+@triton.jit
+def _store_cached(target, value, inside, FP8: tl.constexpr):
+    if FP8:
+        # e4m3 has no infinity: what is too large becomes 448. The comparisons let NaN through.
+        value = tl.where(value > 448.0, 448.0, tl.where(value < -448.0, -448.0, value))
+    tl.store(target, value.to(target.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _store_kv(
+    target, k_low, k_high, v_low, v_high, head, inside, kv_scale,
+    D: tl.constexpr, SCALED: tl.constexpr, FP8: tl.constexpr,
+):  # fmt: skip
+    """As ``attention.store``: a head whose value is not finite gets a value of 0 and a key of NaN."""
+    if SCALED:
+        of_k = tl.load(kv_scale + head * 2, mask=inside, other=1.0)
+        of_v = tl.load(kv_scale + head * 2 + 1, mask=inside, other=1.0)
+        k_low, k_high, v_low, v_high = k_low / of_k, k_high / of_k, v_low / of_v, v_high / of_v
+    finite = ((v_low - v_low) == 0.0) & ((v_high - v_high) == 0.0)
+    broken = (tl.min(finite.to(tl.int32), 1) == 0)[:, None]
+    _store_cached(target, tl.where(broken, float("nan"), k_low), inside, FP8)
+    _store_cached(target + D // 2, tl.where(broken, float("nan"), k_high), inside, FP8)
+    _store_cached(target + D, tl.where(broken, 0.0, v_low), inside, FP8)
+    _store_cached(target + D + D // 2, tl.where(broken, 0.0, v_high), inside, FP8)
+
+
+@triton.jit
+def _place(
+    places, page_table, token, slot, stored, table_stride, PLACES: tl.constexpr, PAGE_SIZE: tl.constexpr
+):
+    if PLACES:
+        place = tl.load(places + token).to(tl.int64)
+    else:
+        page = tl.load(page_table + slot * table_stride + stored // PAGE_SIZE).to(tl.int64)
+        place = page * PAGE_SIZE + stored % PAGE_SIZE
+    return place
 
 
 @triton.jit
@@ -44,6 +74,7 @@ def rope_cache_write_kernel(
     qkv,  # [T, (NQ + 2 * NKV) * D]
     q_out,  # [T, NQ * D]; may be the q part of qkv
     kv,  # [places, NKV, 2, D] one layer of the cache
+    kv_scale,  # [NKV, 2] float32 if SCALED
     cos,  # [positions, D] float32, both halves the same
     sin,  # [positions, D] float32, first half negated
     q_weight,  # [D] if NORM
@@ -53,6 +84,7 @@ def rope_cache_write_kernel(
     depths,  # [R, QUERIES] if HAS_DEPTHS
     counts,  # [R] if HAS_COUNTS
     page_table,  # [slots, max_pages] int32
+    places,  # [T] if PLACES
     qkv_stride,
     q_stride,
     table_stride,
@@ -62,10 +94,12 @@ def rope_cache_write_kernel(
     NQ: tl.constexpr,
     NKV: tl.constexpr,
     D: tl.constexpr,
-    HEAD_BLOCK: tl.constexpr,
-    HALF_BLOCK: tl.constexpr,
+    HEADS: tl.constexpr,  # of a block
+    HALF: tl.constexpr,  # D / 2 or the next power of two
     PAGE_SIZE: tl.constexpr,
-    CLAMP: tl.constexpr,  # largest value of the cache's type; 0: no limit
+    FP8: tl.constexpr,
+    SCALED: tl.constexpr,
+    PLACES: tl.constexpr,
     HAS_DEPTHS: tl.constexpr,
     HAS_COUNTS: tl.constexpr,
     NORM: tl.constexpr,
@@ -73,45 +107,44 @@ def rope_cache_write_kernel(
 ):
     begin_dependent(PDL)
     token = tl.program_id(0).to(tl.int64)
-    row = token // QUERIES
-    query = token % QUERIES
-    head = tl.program_id(1) * HEAD_BLOCK + tl.arange(0, HEAD_BLOCK)[:, None]
-    half = tl.arange(0, HALF_BLOCK)[None, :]
+    block = tl.program_id(1)
+    row, query = token // QUERIES, token % QUERIES
+    half = tl.arange(0, HALF)[None, :]
     valid = half < D // 2
-    inside = (head < NQ + 2 * NKV) & valid
     start = tl.load(root + row).to(tl.int64)
     position = start + query
     if HAS_DEPTHS:
         position = start + tl.load(depths + token).to(tl.int64)
-    source = qkv + token * qkv_stride + head * D + half
-    DT = qkv.dtype.element_ty
-    low = tl.load(source, mask=inside, other=0.0).to(tl.float32)
-    high = tl.load(source + D // 2, mask=inside, other=0.0).to(tl.float32)
-    turns = head < NQ + NKV
-    plain_low, plain_high = low, high
-    if NORM:
-        low, high = _normed(low, high, head, q_weight, k_weight, half, valid, eps, NQ, D, DT)
+    # Both halves of cos are the same; the second half of sin is the positive one.
     c = tl.load(cos + position * D + half, mask=valid, other=0.0)
     s = tl.load(sin + position * D + D // 2 + half, mask=valid, other=0.0)
-    new_low = tl.where(turns, low * c - high * s, plain_low).to(DT)
-    new_high = tl.where(turns, high * c + low * s, plain_high).to(DT)
-    if NQ > 0:
-        to_q = (head < NQ) & valid
-        target = q_out + token * q_stride + head * D + half
-        tl.store(target, new_low, mask=to_q)
-        tl.store(target + D // 2, new_high, mask=to_q)
-    if NKV > 0:
+    DT: tl.constexpr = qkv.dtype.element_ty
+    Q_BLOCKS: tl.constexpr = (NQ + HEADS - 1) // HEADS
+    if block < Q_BLOCKS:
+        q_head = block * HEADS + tl.arange(0, HEADS)[:, None]
+        q_inside = (q_head < NQ) & valid
+        q_low, q_high = _load_halves(qkv + token * qkv_stride + q_head * D + half, q_inside, D)
+        if NORM:
+            q_low, q_high = _normed(q_low, q_high, q_weight, half, valid, eps, D, DT)
+        new_low, new_high = _turned(q_low, q_high, (c, s), DT)
+        q_target = q_out + token * q_stride + q_head * D + half
+        tl.store(q_target, new_low, mask=q_inside)
+        tl.store(q_target + D // 2, new_high, mask=q_inside)
+    elif NKV > 0:
+        head = (block - Q_BLOCKS) * HEADS + tl.arange(0, HEADS)[:, None]
+        inside = (head < NKV) & valid
+        source = qkv + token * qkv_stride + (NQ + head) * D + half
+        k_low, k_high = _load_halves(source, inside, D)
+        v_low, v_high = _load_halves(source + NKV * D, inside, D)
+        if NORM:
+            k_low, k_high = _normed(k_low, k_high, k_weight, half, valid, eps, D, DT)
+        t_low, t_high = _turned(k_low, k_high, (c, s), DT)
         slot = tl.load(slots + row).to(tl.int64)
         written = slot != pad_slot
         if HAS_COUNTS:
             written = written & (query < tl.load(counts + row))
-        stored = start + query  # a tree's nodes lie in the order of their numbers
-        page = tl.load(page_table + slot * table_stride + stored // PAGE_SIZE).to(tl.int64)
-        place = page * PAGE_SIZE + stored % PAGE_SIZE
-        part = tl.maximum(head - NQ, 0)  # NKV heads of k, then NKV of v
-        offset = (part % NKV) * (2 * D) + (part // NKV) * D + half
-        target = kv + place * (NKV * 2 * D) + offset
-        to_kv = inside & (head >= NQ) & written
-        CT = kv.dtype.element_ty
-        tl.store(target, _to_cache(new_low.to(tl.float32), CLAMP, CT), mask=to_kv)
-        tl.store(target + D // 2, _to_cache(new_high.to(tl.float32), CLAMP, CT), mask=to_kv)
+        # A tree's nodes lie in the order of their numbers, whatever their depths.
+        place = _place(places, page_table, token, slot, start + query, table_stride, PLACES, PAGE_SIZE)
+        target = kv + place * (NKV * 2 * D) + head * (2 * D) + half
+        k_low, k_high = t_low.to(tl.float32), t_high.to(tl.float32)
+        _store_kv(target, k_low, k_high, v_low, v_high, head, inside & written, kv_scale, D, SCALED, FP8)

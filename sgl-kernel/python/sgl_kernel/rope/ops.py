@@ -43,11 +43,13 @@ class TokenRows:
 
 @dataclass(frozen=True, slots=True)
 class CachePlaces:
-    """One layer of a paged cache, and the table that finds places in it."""
+    """One layer of a paged cache, and where in it the tokens go: looked up, or given as ``places``."""
 
     kv: torch.Tensor  # [places, nkv, 2, d] contiguous; bfloat16, float16, float32 or float8_e4m3fn
-    page_table: torch.Tensor  # [slots, max_pages] int32
-    page_size: int  # tokens
+    page_table: torch.Tensor | None = None  # [slots, max_pages] int32
+    page_size: int = 1  # tokens
+    places: torch.Tensor | None = None  # [T] int64, also of a scratch pool
+    kv_scale: torch.Tensor | None = None  # [nkv, 2] float32, by which k and v are divided
     pad_slot: int = 0  # writes nothing
 
 
@@ -68,8 +70,9 @@ def rope_cache_write(
     qkv: [T, (nq + 2 * nkv) * d], q heads, then k, then v. Query j of row r is stored at position
     ``root[r] + j`` whatever its depth. Nothing is written for queries from ``counts`` on and for the
     pad slot. ``num_kv_heads`` 0: q alone (a draft forward whose k and v are in the cache);
-    ``num_q_heads`` 0: k and v alone (a draft sync). Values beyond the range of a float8 cache become
-    its largest.
+    ``num_q_heads`` 0: k and v alone (a draft sync). What is stored is what ``attention.store_kv``
+    stores: beyond the range of a float8 cache its largest value; for a head whose value is not finite
+    a value of 0 and a key of NaN.
     """
     if qkv.shape[0] == 0:
         return
@@ -107,11 +110,10 @@ def rope_cache_write_ref(
         written = (rows.slots != cache.pad_slot)[:, None].expand_as(stored)
         if rows.counts is not None:
             written = written & (query < rows.counts[:, None])
-        pages = cache.page_table[rows.slots.to(torch.int64)[:, None], stored // cache.page_size]
-        places = pages.to(torch.int64) * cache.page_size + stored % cache.page_size
-        pairs = torch.stack((qk[:, num_q_heads:], heads[:, turning:]), dim=2)
+        k, v = qk[:, num_q_heads:], heads[:, turning:]
         chosen = written.reshape(-1)
-        cache.kv[places.reshape(-1)[chosen]] = _to_cache(pairs[chosen], cache.kv.dtype)
+        places = _places(cache, rows, stored)
+        cache.kv[places[chosen]] = _stored(k, v, cache)[chosen]
     if q_out is not None:
         q_out.copy_(qk[:, :num_q_heads].reshape(q_out.shape))
 
@@ -135,21 +137,25 @@ def rope_launch(
     assert qkv.shape[1] == num_heads * head_dim and qkv.stride(1) == 1
     assert head_dim % 2 == 0 and tables.cos.is_contiguous() and tables.sin.is_contiguous()
     assert rows.slots.shape[0] * rows.num_queries(num_tokens) == num_tokens
-    half_block = next_power_of_2(head_dim // 2)
-    head_block = max(1, 512 // half_block)
+    half = next_power_of_2(head_dim // 2)
+    block_heads = max(1, 512 // half)
+    blocks = -(-num_q_heads // block_heads) + -(-num_kv_heads // block_heads)
     q_target = qkv if q_out is None else q_out
-    kv = qkv if cache is None else cache.kv
+    assert q_target.stride(1) == 1
+    cache = CachePlaces(qkv) if cache is None else cache  # an address nothing is written to
     if num_kv_heads:
-        assert cache is not None and kv.shape[1:] == (num_kv_heads, 2, head_dim) and kv.is_contiguous()
-    table = rows.slots[:, None] if cache is None else cache.page_table
+        assert cache.kv.shape[1:] == (num_kv_heads, 2, head_dim) and cache.kv.is_contiguous()
+        assert (cache.page_table is None) != (cache.places is None), "one way to find a place"
+    table = rows.slots[:, None] if cache.page_table is None else cache.page_table
     pdl = pdl and device_info(qkv.device).has_pdl
     return Launch(
         rope_cache_write_kernel,
-        (num_tokens, -(-num_heads // head_block)),
+        (num_tokens, blocks),
         (
             qkv,
             q_target,
-            kv,
+            cache.kv,
+            tables.cos if cache.kv_scale is None else cache.kv_scale,
             tables.cos,
             tables.sin,
             tables.cos if norms is None else norms.q_weight,
@@ -159,10 +165,11 @@ def rope_launch(
             rows.slots if rows.depths is None else rows.depths,
             rows.slots if rows.counts is None else rows.counts,
             table,
+            rows.slots if cache.places is None else cache.places,
             qkv.stride(0),
             q_target.stride(0),
             table.stride(0),
-            0 if cache is None else cache.pad_slot,
+            cache.pad_slot,
             0.0 if norms is None else norms.eps,
         ),
         {
@@ -170,10 +177,12 @@ def rope_launch(
             "NQ": num_q_heads,
             "NKV": num_kv_heads,
             "D": head_dim,
-            "HEAD_BLOCK": head_block,
-            "HALF_BLOCK": half_block,
-            "PAGE_SIZE": 1 if cache is None else cache.page_size,
-            "CLAMP": _largest(kv.dtype),
+            "HEADS": block_heads,
+            "HALF": half,
+            "PAGE_SIZE": cache.page_size,
+            "FP8": cache.kv.dtype == torch.float8_e4m3fn,
+            "SCALED": cache.kv_scale is not None,
+            "PLACES": cache.places is not None,
             "HAS_DEPTHS": rows.depths is not None,
             "HAS_COUNTS": rows.counts is not None,
             "NORM": norms is not None,
@@ -184,14 +193,25 @@ def rope_launch(
     )
 
 
-def _largest(dtype: torch.dtype) -> float:
-    """Of a type without infinity; 0: no limit."""
-    return float(torch.finfo(dtype).max) if dtype == torch.float8_e4m3fn else 0.0
+def _places(cache: CachePlaces, rows: TokenRows, stored: torch.Tensor) -> torch.Tensor:
+    """[T] int64. stored: [R, Q] positions."""
+    if cache.places is not None:
+        return cache.places
+    assert cache.page_table is not None
+    pages = cache.page_table[rows.slots.to(torch.int64)[:, None], stored // cache.page_size]
+    return (pages.to(torch.int64) * cache.page_size + stored % cache.page_size).reshape(-1)
 
 
-def _to_cache(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    limit = _largest(dtype)
-    return (values.clamp(-limit, limit) if limit else values).to(dtype)
+def _stored(k: torch.Tensor, v: torch.Tensor, cache: CachePlaces) -> torch.Tensor:
+    """[T, nkv, 2, d] in the cache's type."""
+    k, v = k.float(), v.float()
+    if cache.kv_scale is not None:
+        k, v = k / cache.kv_scale[:, :1], v / cache.kv_scale[:, 1:]
+    broken = ~v.isfinite().all(dim=2, keepdim=True)
+    both = torch.stack((k.masked_fill(broken, torch.nan), v.masked_fill(broken, 0)), dim=2)
+    if cache.kv.dtype == torch.float8_e4m3fn:
+        both = both.clamp(-448, 448)
+    return both.to(cache.kv.dtype)
 
 
 def _head_normed(qk: torch.Tensor, num_q_heads: int, norms: HeadNorms) -> torch.Tensor:
