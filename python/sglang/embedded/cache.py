@@ -13,12 +13,15 @@ _PARTIAL_PREFIX: Final = ".partial-"
 
 
 def cache_root() -> Path:
-    """``$SGLANG_CACHE_DIR``, else ``$XDG_CACHE_HOME/sglang-toggle``, else ``~/.cache/sglang-toggle``."""
+    """``$SGLANG_CACHE_DIR``, else ``$XDG_CACHE_HOME/sglang-toggle``, else ``~/.cache/sglang-toggle``.
+
+    A relative ``$XDG_CACHE_HOME`` counts as unset, as its specification says.
+    """
     own = os.environ.get("SGLANG_CACHE_DIR")
     if own:
-        return Path(own).expanduser()
-    xdg = os.environ.get("XDG_CACHE_HOME")
-    base = Path(xdg).expanduser() if xdg else Path.home() / ".cache"
+        return Path(own).expanduser().absolute()
+    xdg = Path(os.environ.get("XDG_CACHE_HOME", "")).expanduser()
+    base = xdg if xdg.is_absolute() else Path.home() / ".cache"
     return base / "sglang-toggle"
 
 

@@ -68,6 +68,7 @@ def convert_gguf(source: Path, folder: Path) -> None:
     """
     # Imported here because the usual start finds the folder converted and needs none of these.
     import gguf
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     from sglang.embedded.metadata import generation_config, model_config, read_metadata
@@ -87,7 +88,10 @@ def convert_gguf(source: Path, folder: Path) -> None:
     write_tokenizer(metadata, folder)
     tensors = convert_tensors(reader.tensors, metadata, _report_progress)
     weights_path = folder / "model.safetensors"
-    save_file(tensors, weights_path, metadata={"format": "pt"})
+    try:
+        save_file(tensors, weights_path, metadata={"format": "pt"})
+    except SafetensorError as error:  # what the library says of a full disk
+        raise OSError(str(error)) from error
     weights_path.chmod(0o644)
 
 

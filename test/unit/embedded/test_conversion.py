@@ -5,6 +5,7 @@ import threading
 from pathlib import Path
 
 import pytest
+import safetensors
 from unit.embedded.conftest import Conversion
 
 from sglang.embedded import convert
@@ -113,6 +114,18 @@ def test_unwritable_cache_says_what_to_do(tmp_path: Path, monkeypatch: pytest.Mo
         ensure_converted("m")
 
 
+def test_a_full_disk_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise safetensors.SafetensorError("I/O error: No space left on device")
+
+    monkeypatch.setenv("SGLANG_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    monkeypatch.setattr("sglang.embedded.weights.convert_tensors", lambda *_: {})
+    with pytest.raises(EmbeddedModelError, match="No space left.*set SGLANG_CACHE_DIR"):
+        ensure_converted("m")
+    assert not [path for path in tmp_path.rglob("*") if path.suffix]  # nothing half done
+
+
 def test_cache_root_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("SGLANG_CACHE_DIR", raising=False)
@@ -120,5 +133,7 @@ def test_cache_root_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     assert cache_root() == tmp_path / ".cache" / "sglang-toggle"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert cache_root() == tmp_path / "xdg" / "sglang-toggle"
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert cache_root() == tmp_path / ".cache" / "sglang-toggle"
     monkeypatch.setenv("SGLANG_CACHE_DIR", str(tmp_path / "own"))
     assert cache_root() == tmp_path / "own"
