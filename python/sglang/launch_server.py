@@ -12,7 +12,7 @@ from sglang.srt.entrypoints.http_server import listen, serve
 from sglang.srt.entrypoints.prepare import StartError, prepare
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.utils.flags import ServerArgsError, exit_with_error
-from sglang.srt.utils.installation import refuse_if_upstream_installed
+from sglang.srt.utils.installation import upstream_conflict
 from sglang.srt.utils.log import configure_logging
 from sglang.version import __version__
 
@@ -22,7 +22,9 @@ logger = logging.getLogger("sglang.launch_server")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    refuse_if_upstream_installed()
+    conflict = upstream_conflict()
+    if conflict:
+        exit_with_error(conflict)
     words = sys.argv[1:] if argv is None else list(argv)
     try:
         given = ServerArgs.from_command_line(words, PROG)

@@ -108,4 +108,7 @@ def test_shutdown_leaves_no_process(folders: tuple[Path, Path]) -> None:
     assert len(started) == 2
     engine.shutdown()
     engine.shutdown()
+    engine.abort_request(abort_all=True)
     assert not any(process.is_running() for process in started)
+    with pytest.raises(RuntimeError, match="shut down"):
+        engine.generate("x")

@@ -74,6 +74,7 @@ def test_aliases() -> None:
         ("--attention-backend triton", "triton.*torch_native"),
         ("--attention-backend magic", "magic is unknown"),
         ("--page-size 0", "--page-size"),
+        ("--context-length 1", "--context-length must be at least 2"),
         ("--chunked-prefill-size 0", "--chunked-prefill-size"),
         ("--mem-fraction-static 1.5", "--mem-fraction-static"),
         ("--speculative-algorithm NGRAM", "NGRAM is not supported yet; supported: EAGLE3"),

@@ -211,11 +211,15 @@ def _check_ranges(args: ServerArgs) -> None:
             raise ServerArgsError(message)
 
     for name in (
-        "context_length", "max_total_tokens", "max_running_requests", "max_prefill_tokens", "page_size",
+        "max_total_tokens", "max_running_requests", "max_prefill_tokens", "page_size",
         "stream_interval", "decode_log_interval", "speculative_capture_max_bs",
     ):  # fmt: skip
         value = getattr(args, name)
         need(value is None or value >= 1, f"--{name.replace('_', '-')} must be at least 1, got {value}")
+    need(
+        args.context_length is None or args.context_length >= 2,
+        f"--context-length must be at least 2 (a prompt and an answer), got {args.context_length}",
+    )
     queued = args.max_queued_requests
     need(queued is None or queued >= 0, f"--max-queued-requests must be at least 0, got {queued}")
     chunk = args.chunked_prefill_size

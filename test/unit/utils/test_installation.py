@@ -4,7 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from sglang.srt.utils.installation import refuse_if_upstream_installed
+from sglang.launch_server import main
+from sglang.srt.entrypoints.engine import Engine
+from sglang.srt.entrypoints.prepare import StartError
+from sglang.srt.utils.installation import upstream_conflict
 
 
 def _install(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -16,7 +19,7 @@ def _install(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_passes_where_upstream_is_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _install(tmp_path, "sglang-toggle", monkeypatch)
-    refuse_if_upstream_installed()
+    assert upstream_conflict() == ""
 
 
 def test_refuses_where_upstream_is_present(
@@ -24,8 +27,10 @@ def test_refuses_where_upstream_is_present(
 ) -> None:
     _install(tmp_path, "sglang", monkeypatch)
     with pytest.raises(SystemExit) as stopped:
-        refuse_if_upstream_installed()
+        main(["--port", "0"])
     assert stopped.value.code == 1
     error = capsys.readouterr().err
     assert "sglang 0.5.23 is installed" in error and "pip uninstall sglang" in error
     assert error.count("\n") == 1
+    with pytest.raises(StartError, match="sglang 0.5.23 is installed"):
+        Engine()

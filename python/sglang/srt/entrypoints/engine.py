@@ -14,12 +14,13 @@ from sglang.srt.entrypoints.answering import raise_if_failed
 from sglang.srt.entrypoints.context import ServerContext
 from sglang.srt.entrypoints.native_answer import NativeAnswers
 from sglang.srt.entrypoints.native_request import UNSUPPORTED, NativeCall, parse_call
-from sglang.srt.entrypoints.prepare import Prepared, prepare
+from sglang.srt.entrypoints.prepare import Prepared, StartError, prepare
 from sglang.srt.entrypoints.server_runtime import ServerRuntime
 from sglang.srt.managers.text_request import Group
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.utils.flags import ServerArgsError
+from sglang.srt.utils.installation import upstream_conflict
 
 T = TypeVar("T")
 
@@ -38,6 +39,9 @@ class Engine:
     """
 
     def __init__(self, server_args: ServerArgs | None = None, **kwargs: Any) -> None:
+        conflict = upstream_conflict()
+        if conflict:
+            raise StartError(conflict)
         given = server_args or ServerArgs.from_keywords(**{"log_level": "error", **kwargs})
         logging.getLogger("sglang").setLevel(given.log_level.upper())
         if given.enable_metrics:
@@ -144,6 +148,8 @@ class Engine:
 
     def abort_request(self, rid: str = "", abort_all: bool = False) -> None:
         reason = "aborted by abort_request"
+        if self._closed:
+            return
         if abort_all:
             self._loop.call_soon_threadsafe(self._manager.abort_all, reason)
         else:
@@ -170,9 +176,10 @@ class Engine:
         """End every process and wait for that. May be called again."""
         if self._closed:
             return
+        closing = self._submit(self._close())
         self._closed = True
         atexit.unregister(self.shutdown)
-        self._wait(self._close())
+        closing.result()
         self._stop_loop()
 
     def __enter__(self) -> Engine:
@@ -192,6 +199,9 @@ class Engine:
         self._runtime.close()
 
     def _submit(self, work: Coroutine[Any, Any, T]) -> Any:
+        if self._closed:
+            work.close()
+            raise RuntimeError("the engine has been shut down")
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:

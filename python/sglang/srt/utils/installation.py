@@ -7,8 +7,8 @@ from typing import Final
 _UPSTREAM_DISTRIBUTION: Final = "sglang"
 
 
-def refuse_if_upstream_installed() -> None:
-    """Exit with code 1 and one line on stderr where the distribution ``sglang`` is installed too.
+def upstream_conflict() -> str:
+    """One line for the user where the distribution ``sglang`` is installed too; else nothing.
 
     Both distributions provide the import package ``sglang``: which files Python would load, and whose, would
     depend on the order of installation.
@@ -16,11 +16,9 @@ def refuse_if_upstream_installed() -> None:
     try:
         found = version(_UPSTREAM_DISTRIBUTION)
     except PackageNotFoundError:
-        return
-    print(
-        f"error: the distribution {_UPSTREAM_DISTRIBUTION} {found} is installed in this environment"
+        return ""
+    return (
+        f"the distribution {_UPSTREAM_DISTRIBUTION} {found} is installed in this environment"
         f" ({sys.prefix}) and provides the same import package: run `pip uninstall {_UPSTREAM_DISTRIBUTION}`,"
-        " or install sglang-toggle in an environment of its own.",
-        file=sys.stderr,
+        " or install sglang-toggle in an environment of its own."
     )
-    raise SystemExit(1)
