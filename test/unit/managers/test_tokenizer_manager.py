@@ -120,6 +120,12 @@ def test_long_texts_are_tokenised_too(tmp_path: Path) -> None:
     assert len(desk.sent[0].input_ids) == 10000
 
 
+def test_megabytes_are_refused_without_tokenising_them(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(desk.manager.tokenizer, "encode", lambda *_: pytest.fail("tokenised"))
+    with pytest.raises(RequestError, match="at least 5000000 tokens.*32 tokens"):
+        run(desk.manager.submit([request("x" * 5_000_000)]))
+
+
 def test_rids_are_used_once_at_a_time(desk: Desk) -> None:
     async def scenario() -> None:
         await desk.manager.submit([request(rid="same")])

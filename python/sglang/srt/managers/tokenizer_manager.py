@@ -127,6 +127,9 @@ class TokenizerManager:
         prompt = request.prompt
         if isinstance(prompt, str) and _LONE_SURROGATE.search(prompt):
             raise RequestError("the prompt is not valid Unicode: it has a lone surrogate")
+        if isinstance(prompt, str):
+            # Megabytes would take seconds to tokenise, and hold up everybody else.
+            self._refuse_too_long(self.tokenizer.least_tokens(len(prompt)), "at least ")
         if not isinstance(prompt, str):
             ids = prompt
         elif len(prompt) < _TOKENIZE_IN_THREAD:
@@ -142,16 +145,20 @@ class TokenizerManager:
             )
         return ids
 
+    def _refuse_too_long(self, num_tokens: int, qualifier: str = "") -> None:
+        context = self.limits.context_len
+        most = min(context, self.limits.max_total_num_tokens)
+        if num_tokens >= most:
+            what = "the model's maximum context length" if most == context else "what the KV cache holds"
+            raise RequestError(
+                f"The input is too long: it has {qualifier}{num_tokens} tokens, and {what} is {most} tokens"
+                " (at least one is needed for the answer). Shorten the input."
+            )
+
     def _fit(self, sampling: SamplingParams, ids: list[int]) -> SamplingParams:
         """``sampling`` with ``max_new_tokens`` set, after checking that prompt and answer fit."""
         context = self.limits.context_len
-        most = min(context, self.limits.max_total_num_tokens)
-        if len(ids) >= most:
-            what = "the model's maximum context length" if most == context else "what the KV cache holds"
-            raise RequestError(
-                f"The input is too long: it has {len(ids)} tokens, and {what} is {most} tokens"
-                " (at least one is needed for the answer). Shorten the input."
-            )
+        self._refuse_too_long(len(ids))
         wanted = sampling.max_new_tokens
         if wanted is None:
             return replace(sampling, max_new_tokens=context - len(ids))

@@ -10,6 +10,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+# Most characters that a normaliser makes one of; others may shorten a text without limit.
+_SHRINKING = {None: 1, "NFC": 4}
 _FALLBACK_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
@@ -48,6 +50,22 @@ class TextTokenizer:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
+    def least_tokens(self, num_characters: int) -> int:
+        """So many tokens a text of this length has at least; 0 where only tokenising it could tell."""
+        return 0 if self._longest_token is None else -(-num_characters // self._longest_token)
+
+    @cached_property
+    def _longest_token(self) -> int | None:
+        """Most characters of a text that one token stands for; None where there is no limit."""
+        normalizer = (self._description.get("normalizer") or {}).get("type")
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        strips = any(token.lstrip or token.rstrip for token in added)
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
+        drops = any(character not in vocabulary for character in _BYTE_OF_CHARACTER)
+        if not self.is_byte_level or normalizer not in _SHRINKING or strips or drops:
+            return None
+        return _SHRINKING[normalizer] * max(map(len, vocabulary))
+
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         text: str = self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
         return text
@@ -72,8 +90,14 @@ class TextTokenizer:
         return frozenset(i for i, t in self._tokenizer.get_added_tokens_decoder().items() if t.special)
 
     @cached_property
+    def _description(self) -> dict[str, Any]:
+        """tokenizer.json's settings, without the vocabulary."""
+        whole: dict[str, Any] = json.loads(self._tokenizer.to_str())
+        return {name: whole.get(name) for name in ("normalizer", "decoder")}
+
+    @cached_property
     def _decoder_kinds(self) -> tuple[str, ...]:
-        decoder = json.loads(self._tokenizer.to_str()).get("decoder") or {}
+        decoder = self._description.get("decoder") or {}
         parts = decoder.get("decoders", []) if decoder.get("type") == "Sequence" else [decoder]
         return tuple(part.get("type", "") for part in parts)
 

@@ -1,0 +1,52 @@
+"""What can be said of a text without tokenising it. Run alone: pytest THIS_FILE"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from helpers.tiny_tokenizer import write_byte_tokenizer, write_fallback_tokenizer, write_merged_tokenizer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, normalizers
+
+from sglang.srt.utils.text_tokenizer import TextTokenizer
+
+PIECES = ("é", "日本", "🙂", " the", "ing", "<|end|>", "<think now>", "e\u0301", "a", " ", "\n", "\ud7a3")
+
+
+@pytest.fixture(scope="module")
+def merged(tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
+    return TextTokenizer.from_folder(write_merged_tokenizer(tmp_path_factory.mktemp("merged")))
+
+
+@pytest.fixture(scope="module")
+def composing(tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
+    folder = write_merged_tokenizer(tmp_path_factory.mktemp("composing"))
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.normalizer = normalizers.NFC()
+    return TextTokenizer(tokenizer, {}, folder)
+
+
+@settings(max_examples=200, deadline=None)
+@given(pieces=st.lists(st.sampled_from(PIECES) | st.text(max_size=5), max_size=60))
+def test_a_text_never_has_fewer_tokens(
+    merged: TextTokenizer, composing: TextTokenizer, pieces: list[str]
+) -> None:
+    text = "".join(pieces)
+    for tokenizer in (merged, composing):
+        assert tokenizer.least_tokens(len(text)) <= len(tokenizer.encode(text))
+
+
+def test_the_bound_says_something(tmp_path: Path, merged: TextTokenizer, composing: TextTokenizer) -> None:
+    assert TextTokenizer.from_folder(write_byte_tokenizer(tmp_path)).least_tokens(7) == 7
+    assert 0 < composing.least_tokens(1000) < merged.least_tokens(1000)
+
+
+def test_no_bound_where_a_token_takes_any_number_of_characters(tmp_path: Path) -> None:
+    fallback = TextTokenizer.from_folder(write_fallback_tokenizer(tmp_path / "fallback"))
+    assert fallback.least_tokens(1000) == 0
+    folder = write_merged_tokenizer(tmp_path / "merged")
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_tokens([AddedToken("<swallow>", rstrip=True)])
+    assert TextTokenizer(tokenizer, {}, folder).least_tokens(1000) == 0
