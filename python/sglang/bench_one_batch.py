@@ -20,6 +20,11 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 
+from sglang.srt.utils.openmp import spin_briefly
+
+spin_briefly()  # before the imports that bring torch
+
+# ruff: noqa: E402
 from sglang.srt.configs.model_config import ModelConfig, ModelConfigError
 from sglang.srt.managers.executor_build import ExecutorArgsError, build_executor
 from sglang.srt.managers.executor_settings import executor_args

@@ -61,6 +61,10 @@ def build_executor(args: ExecutorArgs) -> InProcessExecutor:
         ModelConfigError, WeightError: a model folder that can't be used.
         OutOfMemoryError: no request fits in the memory given.
     """
+    return InProcessExecutor(lambda: _build_worker(args))
+
+
+def _build_worker(args: ExecutorArgs) -> tuple[Worker, ExecutorInfo]:
     device, spec = torch.device(args.device), _spec_shape(args)
     model_config = ModelConfig.from_folder(args.model_path, args.context_length)
     dtype = _dtype(args.dtype, model_config, device)
@@ -83,7 +87,7 @@ def build_executor(args: ExecutorArgs) -> InProcessExecutor:
         "weights %.1f MiB, KV cache of %d tokens %.1f MiB, dtype %s",
         info.weight_bytes / 2**20, info.num_pages * info.page_size, kv_bytes / 2**20, dtype,
     )  # fmt: skip
-    return InProcessExecutor(worker, info)
+    return worker, info
 
 
 def log_spec_version(environ: Mapping[str, str]) -> None:

@@ -27,6 +27,7 @@ from sglang.srt.utils.child_process import end_with_parent, read_config
 from sglang.srt.utils.flags import ServerArgsError
 from sglang.srt.utils.ipc import Receiver, Sender, close_sockets, endpoint, remove_run_folder
 from sglang.srt.utils.log import configure_logging
+from sglang.srt.utils.openmp import spin_briefly
 from sglang.srt.utils.text_tokenizer import TextTokenizer, TokenizerError
 
 NAME = "scheduler"
@@ -140,6 +141,7 @@ def _is_for_user(error: Exception) -> bool:
 
 
 def main() -> int:
+    spin_briefly()
     config = msgspec.msgpack.decode(read_config(), type=SchedulerProcessConfig)
     folder = Path(config.run_folder)
     end_with_parent(lambda: remove_run_folder(folder))
