@@ -106,7 +106,7 @@ def test_broken_folders(tmp_path: Path) -> None:
     file.write_text('{"architectures": ["Llama')
     with pytest.raises(ModelConfigError, match=r"config.json is not valid JSON \(truncated\?\)"):
         ModelConfig.from_folder(tmp_path)
-    with pytest.raises(ModelConfigError, match="is a file, not a model folder"):
+    with pytest.raises(ModelConfigError, match="is a file: give the folder"):
         ModelConfig.from_folder(file)
     file.write_text("[]")
     with pytest.raises(ModelConfigError, match="holds a JSON list"):
