@@ -75,6 +75,8 @@ def test_aliases() -> None:
         ("--attention-backend magic", "magic is unknown"),
         ("--page-size 0", "--page-size"),
         ("--context-length 1", "--context-length must be at least 2"),
+        ("--max-running-requests 1000000000", "--max-running-requests must be at most 8192"),
+        ("--page-size 100000000000", "--page-size must be at most 1024"),
         ("--chunked-prefill-size 0", "--chunked-prefill-size"),
         ("--mem-fraction-static 1.5", "--mem-fraction-static"),
         ("--speculative-algorithm NGRAM", "NGRAM is not supported yet; supported: EAGLE3"),
@@ -121,7 +123,9 @@ def test_shapes(given: tuple[Any, Any, Any], architecture: str, shape: tuple[int
     assert bool(found.warning) == (given[2] not in (None, shape[2]))
 
 
-@pytest.mark.parametrize("shape", [(2, 4, 22), (2, 4, 1), (2, 0, 3), (0, 1, 1), (None, None, 4)])
+@pytest.mark.parametrize(
+    "shape", [(2, 4, 22), (2, 4, 1), (2, 0, 3), (0, 1, 1), (None, None, 4), (33, 1, 34), (8, 8, 65)]
+)
 def test_shapes_that_can_not_be(shape: tuple[Any, Any, Any]) -> None:
     with pytest.raises(ServerArgsError):
         resolve_shape(*shape, "LlamaForCausalLM")

@@ -205,6 +205,10 @@ def _with_number_threshold(values: Mapping[str, Any]) -> dict[str, Any]:
     return given
 
 
+# Beyond these a mistake is likelier than a wish: every slot has rows of state, every page is one piece.
+_MOST = {"max_running_requests": 8192, "page_size": 1024}
+
+
 def _check_ranges(args: ServerArgs) -> None:
     def need(ok: bool, message: str) -> None:
         if not ok:
@@ -216,6 +220,11 @@ def _check_ranges(args: ServerArgs) -> None:
     ):  # fmt: skip
         value = getattr(args, name)
         need(value is None or value >= 1, f"--{name.replace('_', '-')} must be at least 1, got {value}")
+    for name, most in _MOST.items():
+        value = getattr(args, name)
+        need(
+            value is None or value <= most, f"--{name.replace('_', '-')} must be at most {most}, got {value}"
+        )
     need(
         args.context_length is None or args.context_length >= 2,
         f"--context-length must be at least 2 (a prompt and an answer), got {args.context_length}",

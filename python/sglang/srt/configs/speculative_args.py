@@ -12,6 +12,8 @@ _NO_DRAFTER = "NONE"
 _KNOWN_ELSEWHERE = (
     "EAGLE", "NEXTN", "STANDALONE", "NGRAM", "DFLASH", "DSPARK", "UNO", "FROZEN_KV_MTP",
 )  # fmt: skip
+MOST_STEPS = 32
+MOST_DRAFT_TOKENS = 64  # rows a request may take in the target's forward
 _LONG_CHAIN_FAMILIES = ("LlamaForCausalLM", "Grok1ForCausalLM", "Grok1ModelForCausalLM")
 
 
@@ -54,6 +56,8 @@ def resolve_shape(
             f"--speculative-num-steps must be at least 1, got {num_steps}"
             " (never speculating is --speculative-disable-bs-threshold 0)"
         )
+    if num_steps > MOST_STEPS:
+        raise ServerArgsError(f"--speculative-num-steps must be at most {MOST_STEPS}, got {num_steps}")
     if topk < 1:
         raise ServerArgsError(f"--speculative-eagle-topk must be at least 1, got {topk}")
     if topk == 1:
@@ -75,7 +79,7 @@ def _chain(num_steps: int, num_draft_tokens: int | None) -> SpeculativeShape:
 
 
 def _tree(num_steps: int, topk: int, num_draft_tokens: int | None) -> SpeculativeShape:
-    most = topk + (num_steps - 1) * topk**2 + 1
+    most = min(topk + (num_steps - 1) * topk**2 + 1, MOST_DRAFT_TOKENS)
     if num_draft_tokens is None or not 2 <= num_draft_tokens <= most:
         got = "it was not given" if num_draft_tokens is None else f"got {num_draft_tokens}"
         raise ServerArgsError(

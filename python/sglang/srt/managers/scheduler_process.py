@@ -31,7 +31,7 @@ from sglang.srt.utils.openmp import spin_briefly
 from sglang.srt.utils.text_tokenizer import TextTokenizer, TokenizerError
 
 NAME = "scheduler"
-_DEFAULT_CHUNK = 2048
+_DEFAULT_CHUNK = 512  # tokens; some 3 s of a 2-core CPU for the embedded model, in which no row decodes
 _GPU_DEVICE_FILE = Path("/dev/nvidiactl")
 
 logger = logging.getLogger(__name__)
