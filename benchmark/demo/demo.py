@@ -30,6 +30,8 @@ from benchmark.spec_toggle.prompts import HELDOUT, interleaved, read_prompts
 
 PLATEAUS = (1, 2, 4, 8, 16, 8, 4, 2, 1)
 DOMAINS = ("tasks", "chat_template", "chat_free")
+THRESHOLD = 6
+"""So low that 16 streams cross it twice; ``make bench-toggle`` says where speculation stops paying."""
 COUNTING_WINDOW_S = 2.0
 STEP_WINDOW_S = 1.0
 SLACK_S = 120.0
@@ -63,6 +65,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=9.0, help="length of a plateau")
     parser.add_argument("--poll", type=float, default=0.3, help="seconds between two samples")
     parser.add_argument("--max-new-tokens", type=int, default=160)
+    parser.add_argument(
+        "--threshold", type=int, default=THRESHOLD, help="more streams than this: plain steps"
+    )
     parser.add_argument("--prompts", type=Path, default=HELDOUT, help="JSON lines with domain and text")
     parser.add_argument("--domains", type=_name_list, default=DOMAINS, help="of the prompts")
     parser.add_argument("--base-url", help="drive this running server instead of starting one")
@@ -92,7 +97,8 @@ def main() -> int:
 def start_server(arguments: argparse.Namespace, stack: ExitStack, console: Console) -> str:
     """Start the embedded model's server, and return its URL; ``stack`` stops it."""
     log_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sglang-demo-")))
-    launch = ["--enable-metrics", *arguments.server_args.split()]
+    launch = ["--enable-metrics", "--speculative-disable-bs-threshold", str(arguments.threshold)]
+    launch += arguments.server_args.split()
     begin = time.monotonic()
     server = stack.enter_context(servers.running_server("demo", launch, log_dir))
     with console.status("starting the server (the first start converts the model)"):
