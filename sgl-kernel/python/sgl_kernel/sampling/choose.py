@@ -19,7 +19,7 @@ class ChoiceBuffers:
     A row's best of every block of the vocabulary goes through ``part_*``.
     """
 
-    tokens: torch.Tensor  # [lines] int64
+    tokens: torch.Tensor  # [lines] int64; may be a column of a wider tensor
     faulty: torch.Tensor  # [lines] bool
     part_score: torch.Tensor  # [lines, blocks] float32
     part_column: torch.Tensor  # [lines, blocks] int32
@@ -145,7 +145,7 @@ def choose_launches(
     finish = Launch(
         choose_finish_kernel,
         (num_lines,),
-        (*parts, ids, buffers.tokens, buffers.faulty, blocks, 1),
+        (*parts, ids, buffers.tokens, buffers.faulty, blocks, buffers.tokens.stride(0)),
         {
             "HAS_IDS": token_ids is not None,
             "FAULTS": faults,
