@@ -1,0 +1,288 @@
+"""Products of one to 32 rows with a weight matrix, bound by reading the weights once.
+
+Both kernels ask for weights before they wait for the kernel ahead: no kernel of a step writes weights.
+What a norm or an activation would do between two products is done on the way in, what follows on the way
+out, so that a layer of a small batch is few launches.
+"""
+
+import triton
+import triton.language as tl
+
+from sgl_kernel.common.kernels import begin_dependent
+
+PLAIN = tl.constexpr(0)
+NORMED = tl.constexpr(1)
+ACTIVATED = tl.constexpr(2)
+
+
+@triton.jit
+def _silu_mul(gate, up):
+    return gate / (1.0 + tl.exp(-gate)) * up
+
+
+@triton.jit
+def _input_row(x, row, x_stride, at, inside, norm, eps, K: tl.constexpr, INPUT: tl.constexpr):
+    """A row of the input in float32, rounded where the separate kernels round."""
+    DT: tl.constexpr = x.dtype.element_ty
+    v = tl.load(x + row * x_stride + at, mask=inside, other=0.0).to(tl.float32)
+    if INPUT == 1:
+        scale = tl.rsqrt(tl.sum(v * v, 0) / K + eps)
+        v = ((v * scale).to(DT).to(tl.float32) * norm).to(DT).to(tl.float32)
+    if INPUT == 2:
+        up = tl.load(x + row * x_stride + K + at, mask=inside, other=0.0).to(tl.float32)
+        v = (_silu_mul(v, 1.0).to(DT).to(tl.float32) * up).to(DT).to(tl.float32)
+    return v
+
+
+@triton.jit
+def _finish(
+    acc, row, column, inside, bias, residual, out, aux, residual_stride, out_stride, aux_stride,
+    BIAS: tl.constexpr, RESIDUAL: tl.constexpr, AUX: tl.constexpr,
+):  # fmt: skip
+    """acc: float32; row and column broadcast to its shape. ``out`` may be the residual itself."""
+    if BIAS:
+        acc += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
+    if RESIDUAL:
+        acc += tl.load(residual + row * residual_stride + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * out_stride + column, acc.to(out.dtype.element_ty), mask=inside)
+    if AUX:
+        tl.store(aux + row * aux_stride + column, acc.to(aux.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def gemv_kernel(
+    x,  # [ROWS, K], or [ROWS, 2 * K] gate and up if INPUT == 2
+    w,  # [N, K], or [2 * N, K] gate and up if GATED
+    norm,  # [K] if INPUT == 1
+    bias,  # [N] if BIAS
+    residual,  # [ROWS, N] if RESIDUAL
+    out,  # [ROWS, N]
+    aux,  # [ROWS, N] if AUX
+    x_stride,
+    residual_stride,
+    out_stride,
+    aux_stride,
+    N,
+    eps,
+    ROWS: tl.constexpr,
+    K: tl.constexpr,
+    K_PAD: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    EVEN: tl.constexpr,  # N is a multiple of BLOCK_N
+    INPUT: tl.constexpr,
+    GATED: tl.constexpr,
+    BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    AUX: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """A program holds BLOCK_N rows of weights in registers, whole: one round trip to memory."""
+    column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    at = tl.arange(0, K_PAD)
+    inside = at < K
+    tile = w + column.to(tl.int64)[:, None] * K + at[None, :]
+    there = inside[None, :]
+    if EVEN == 0:
+        there = there & (column < N)[:, None]
+    if (K_PAD == K) & EVEN:
+        gate = tl.load(tile)
+        if GATED:
+            up = tl.load(tile + N.to(tl.int64) * K)
+    else:
+        gate = tl.load(tile, mask=there, other=0.0)
+        if GATED:
+            up = tl.load(tile + N.to(tl.int64) * K, mask=there, other=0.0)
+    scale = tl.zeros([K_PAD], tl.float32)
+    if INPUT == 1:
+        scale = tl.load(norm + at, mask=inside, other=0.0).to(tl.float32)
+    begin_dependent(PDL)
+    for row in tl.static_range(ROWS):
+        v = _input_row(x, row, x_stride, at, inside, scale, eps, K, INPUT)
+        acc = tl.sum(gate.to(tl.float32) * v[None, :], 1)
+        if GATED:
+            acc = _silu_mul(acc, tl.sum(up.to(tl.float32) * v[None, :], 1))
+        _finish(
+            acc, row, column, column < N, bias, residual, out, aux, residual_stride, out_stride, aux_stride,
+            BIAS, RESIDUAL, AUX,
+        )  # fmt: skip
+
+
+@triton.jit
+def _prefetch(pointers):
+    """Ask the L2 for the lines that hold these addresses."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1];\n mov.u32 $0, 0;",
+        "=r,l",
+        [pointers.to(tl.int64, bitcast=True)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def _input_tile(x, norm, k, at_row, rows_inside, x_stride, at, K: tl.constexpr, INPUT: tl.constexpr):
+    """[BLOCK_M, BLOCK_K] of the input and its squares' sums. A norm's scale of the row comes at the end."""
+    DT: tl.constexpr = x.dtype.element_ty
+    here = x + at_row[:, None] * x_stride + (k + at)[None, :]
+    v = tl.load(here, mask=rows_inside[:, None], other=0.0)
+    squares = tl.zeros([at_row.shape[0]], tl.float32)
+    if INPUT == 1:
+        wide = v.to(tl.float32)
+        squares = tl.sum(wide * wide, 1)
+        v = (wide * tl.load(norm + k + at).to(tl.float32)[None, :]).to(DT)
+    if INPUT == 2:
+        up = tl.load(here + K, mask=rows_inside[:, None], other=0.0).to(tl.float32)
+        v = (_silu_mul(v.to(tl.float32), 1.0).to(DT).to(tl.float32) * up).to(DT)
+    return v, squares
+
+
+@triton.jit
+def _multiply(acc, weights, v, CT: tl.constexpr):
+    """[BLOCK_N, BLOCK_M] += weights [BLOCK_N, BLOCK_K] @ v [BLOCK_M, BLOCK_K]^T.
+
+    Weights come first: tensor cores take 16 (Hopper: 64) rows of the first factor and 8 of the second,
+    and rows of weights there are plenty.
+    """
+    return tl.dot(weights.to(CT), tl.trans(v.to(CT)), acc, input_precision="ieee")
+
+
+@triton.jit
+def small_gemm_kernel(
+    x,  # [M, K], or [M, 2 * K] gate and up if INPUT == 2
+    w,  # [N, K], or [2 * N, K] gate and up if GATED
+    norm,  # [K] if INPUT == 1
+    bias,  # [N] if BIAS
+    residual,  # [M, N] if RESIDUAL
+    out,  # [M, N]
+    aux,  # [M, N] if AUX
+    part,  # [SPLIT, M, N or 2 * N] float32 if SPLIT > 1
+    part_squares,  # [SPLIT, M] float32 if SPLIT > 1 and INPUT == 1
+    x_stride,
+    residual_stride,
+    out_stride,
+    aux_stride,
+    M,
+    N,
+    eps,
+    K: tl.constexpr,
+    CHUNK: tl.constexpr,  # columns of K that a split takes, a multiple of BLOCK_K
+    SPLIT: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+    PREFETCH: tl.constexpr,  # tiles after the first that the L2 is asked for before the wait
+    INPUT: tl.constexpr,
+    GATED: tl.constexpr,
+    BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    AUX: tl.constexpr,
+    CT: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    split = tl.program_id(1)
+    row = tl.arange(0, BLOCK_M)
+    column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    at = tl.arange(0, BLOCK_K)
+    # Columns past N read a row of weights that is there, and are not stored.
+    of_row = w + tl.minimum(column, N - 1).to(tl.int64)[:, None] * K
+    tile = of_row + at[None, :]
+    up_offset = N.to(tl.int64) * K
+    begin = split * CHUNK
+    end = tl.minimum(begin + CHUNK, K)
+    first = tl.load(tile + begin)
+    if GATED:
+        first_up = tl.load(tile + up_offset + begin)
+    if PREFETCH > 0:
+        LINES: tl.constexpr = PREFETCH * BLOCK_K // 64  # of 128 bytes
+        line = tl.minimum(begin + BLOCK_K + tl.arange(0, LINES) * 64, K - 1)
+        _prefetch(of_row + line[None, :])
+        if GATED:
+            _prefetch(of_row + up_offset + line[None, :])
+    begin_dependent(PDL)
+    rows_inside = row < M
+    v, squares = _input_tile(x, norm, begin, row, rows_inside, x_stride, at, K, INPUT)
+    acc = _multiply(tl.zeros([BLOCK_N, BLOCK_M], tl.float32), first, v, CT)
+    acc_up = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    if GATED:
+        acc_up = _multiply(acc_up, first_up, v, CT)
+    for k in tl.range(begin + BLOCK_K, end, BLOCK_K, num_stages=STAGES):
+        v, more = _input_tile(x, norm, k, row, rows_inside, x_stride, at, K, INPUT)
+        acc = _multiply(acc, tl.load(tile + k), v, CT)
+        if GATED:
+            acc_up = _multiply(acc_up, tl.load(tile + up_offset + k), v, CT)
+        if INPUT == 1:
+            squares += more
+    inside = (column < N)[None, :] & rows_inside[:, None]
+    acc = tl.trans(acc)
+    acc_up = tl.trans(acc_up)
+    if SPLIT == 1:
+        if INPUT == 1:
+            scale = tl.rsqrt(squares / K + eps)[:, None]
+            acc, acc_up = acc * scale, acc_up * scale
+        if GATED:
+            acc = _silu_mul(acc, acc_up)
+        _finish(
+            acc, row[:, None], column[None, :], inside, bias, residual, out, aux,
+            residual_stride, out_stride, aux_stride, BIAS, RESIDUAL, AUX,
+        )  # fmt: skip
+    else:
+        WIDTH = N * 2 if GATED else N
+        target = part + (split * M + row)[:, None] * WIDTH + column[None, :]
+        tl.store(target, acc, mask=inside)
+        if GATED:
+            tl.store(target + N, acc_up, mask=inside)
+        if INPUT == 1:
+            tl.store(part_squares + split * M + row, squares, mask=rows_inside & (tl.program_id(0) == 0))
+
+
+@triton.jit
+def reduce_splits_kernel(
+    part,  # [SPLIT, M, N or 2 * N] float32
+    part_squares,  # [SPLIT, M] float32 if NORMED_INPUT
+    bias,
+    residual,
+    out,
+    aux,
+    residual_stride,
+    out_stride,
+    aux_stride,
+    M,
+    N,
+    eps,
+    K: tl.constexpr,
+    SPLIT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    NORMED_INPUT: tl.constexpr,
+    GATED: tl.constexpr,
+    BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    AUX: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Sums in the order of the splits: the same bits at every run."""
+    begin_dependent(PDL)
+    row = tl.program_id(0)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < N
+    acc = tl.zeros([BLOCK], tl.float32)
+    acc_up = tl.zeros([BLOCK], tl.float32)
+    squares = 0.0
+    WIDTH = N * 2 if GATED else N
+    for split in tl.static_range(SPLIT):
+        source = part + (split * M + row) * WIDTH + column
+        acc += tl.load(source, mask=inside, other=0.0)
+        if GATED:
+            acc_up += tl.load(source + N, mask=inside, other=0.0)
+        if NORMED_INPUT:
+            squares += tl.load(part_squares + split * M + row)
+    if NORMED_INPUT:
+        scale = tl.rsqrt(squares / K + eps)
+        acc, acc_up = acc * scale, acc_up * scale
+    if GATED:
+        acc = _silu_mul(acc, acc_up)
+    _finish(
+        acc, row, column, inside, bias, residual, out, aux, residual_stride, out_stride, aux_stride,
+        BIAS, RESIDUAL, AUX,
+    )  # fmt: skip

@@ -1,0 +1,241 @@
+"""Products of a few rows with a weight matrix, and what a layer does right before and after them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from sgl_kernel._dispatch import device_info, interpreting, use_kernel
+from sgl_kernel.launch import Launch, compute_type, next_power_of_2
+from sgl_kernel.linear.variants import TORCH, Problem, Variant, default_variant
+
+
+@dataclass(frozen=True, slots=True)
+class InputNorm:
+    """RMS norm of the input's rows, applied on the way in."""
+
+    weight: torch.Tensor  # [K]
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fusion:
+    """What is done with the input and the result of a product; at most one of ``norm`` and ``silu_input``."""
+
+    norm: InputNorm | None = None
+    silu_input: bool = False  # the input is [M, 2 * K], gate and up: silu(gate) * up is multiplied
+    gated: bool = False  # the weights are gate and up: the result is silu(gate) * up
+    bias: torch.Tensor | None = None  # [N], not with ``gated``
+    residual: torch.Tensor | None = None  # [M, N] is added; it may be ``out`` itself
+    aux: torch.Tensor | None = None  # [M, N], a slice of wider rows as a rule: gets the result too
+
+    @property
+    def input_kind(self) -> int:
+        assert not (self.norm is not None and self.silu_input)
+        return 1 if self.norm is not None else 2 if self.silu_input else 0
+
+
+NOTHING = Fusion()
+
+
+def small_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    fusion: Fusion = NOTHING,
+    *,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    variant: Variant | None = None,
+    pdl: bool = False,
+) -> torch.Tensor:
+    """``x @ weight^T`` [M, N] with float32 sums, for up to 32 rows by kernels of our own.
+
+    x: [M, K] (``silu_input``: [M, 2 * K]), rows may lie apart; weight: [N, K] (``gated``: [2 * N, K],
+    gate first), contiguous, bfloat16 or float16; out: [M, N] of x's dtype or ``out_dtype`` (float32 for
+    an lm_head, whose logits must not be rounded). Result and sums are the same at every run.
+    ``variant`` None: a default; more rows than it serves go to the library.
+    """
+    problem = problem_of(x, weight, fusion)
+    if out is None:
+        out = torch.empty(problem.rows, problem.n, dtype=out_dtype or x.dtype, device=x.device)
+    if problem.rows == 0:
+        return out
+    info = device_info(x.device)
+    variant = variant or default_variant(problem, info.arch, info.num_sms)
+    if variant.kind == "torch" or not use_kernel(x):
+        return small_linear_ref(x, weight, fusion, out)
+    for launch in linear_launches(x, weight, fusion, out, variant, pdl=pdl):
+        launch.run()
+    return out
+
+
+def problem_of(x: torch.Tensor, weight: torch.Tensor, fusion: Fusion) -> Problem:
+    n = weight.shape[0] // (2 if fusion.gated else 1)
+    return Problem(n, weight.shape[1], x.shape[0], fusion.gated)
+
+
+def small_linear_ref(
+    x: torch.Tensor, weight: torch.Tensor, fusion: Fusion, out: torch.Tensor
+) -> torch.Tensor:
+    """By the library: also what serves where no kernel of ours is the fastest."""
+    if fusion.norm is not None:
+        normed = F.rms_norm(x.float(), (x.shape[1],), None, fusion.norm.eps).to(x.dtype)
+        x = normed * fusion.norm.weight
+    if fusion.silu_input:
+        gate, up = x.chunk(2, dim=-1)
+        x = F.silu(gate) * up
+    if out.dtype == torch.float32 and x.is_cuda and x.dtype != torch.float32:
+        y = torch.mm(x, weight.t(), out_dtype=torch.float32)
+    elif x.is_cuda:
+        y = torch.mm(x, weight.t())
+    else:
+        y = x.float() @ weight.float().t()
+    if fusion.gated:
+        gate, up = y.chunk(2, dim=-1)
+        y = F.silu(gate) * up
+    for term in (fusion.bias, fusion.residual):
+        y = y if term is None else y + term
+    if fusion.aux is not None:
+        fusion.aux.copy_(y)
+    return out.copy_(y)
+
+
+def linear_launches(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    fusion: Fusion,
+    out: torch.Tensor,
+    variant: Variant,
+    *,
+    pdl: bool,
+) -> tuple[Launch, ...]:
+    problem = problem_of(x, weight, fusion)
+    num_inputs = 2 if fusion.silu_input else 1
+    assert variant.kind != "torch" and weight.is_contiguous()
+    assert x.shape[1] == num_inputs * problem.k and x.stride(1) == 1 and out.stride(1) == 1
+    assert not (fusion.gated and fusion.bias is not None)
+    pdl = pdl and device_info(x.device).has_pdl
+    if variant.kind == "gemv":
+        return (_gemv_launch(x, weight, fusion, out, problem, variant, pdl),)
+    return _gemm_launches(x, weight, fusion, out, problem, variant, pdl)
+
+
+def _ends(
+    fusion: Fusion, out: torch.Tensor
+) -> tuple[tuple[torch.Tensor, ...], tuple[int, ...], dict[str, bool]]:
+    """bias, residual, out, aux; the strides of the last three; and which there are."""
+    residual = out if fusion.residual is None else fusion.residual
+    aux = out if fusion.aux is None else fusion.aux
+    bias = out if fusion.bias is None else fusion.bias
+    flags = {
+        "GATED": fusion.gated,
+        "BIAS": fusion.bias is not None,
+        "RESIDUAL": fusion.residual is not None,
+        "AUX": fusion.aux is not None,
+    }
+    assert residual.stride(1) == aux.stride(1) == 1
+    return (bias, residual, out, aux), (residual.stride(0), out.stride(0), aux.stride(0)), flags
+
+
+def _norm_of(fusion: Fusion, x: torch.Tensor) -> tuple[torch.Tensor, float]:
+    return (x, 0.0) if fusion.norm is None else (fusion.norm.weight, fusion.norm.eps)
+
+
+def _gemv_launch(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    fusion: Fusion,
+    out: torch.Tensor,
+    problem: Problem,
+    variant: Variant,
+    pdl: bool,
+) -> Launch:
+    from sgl_kernel.linear.kernels import gemv_kernel
+
+    ends, strides, flags = _ends(fusion, out)
+    norm, eps = _norm_of(fusion, x)
+    return Launch(
+        gemv_kernel,
+        (-(-problem.n // variant.block_n),),
+        (x, weight, norm, *ends, x.stride(0), *strides, problem.n, eps),
+        {
+            "ROWS": problem.rows,
+            "K": problem.k,
+            "K_PAD": next_power_of_2(problem.k),
+            "BLOCK_N": variant.block_n,
+            "EVEN": problem.n % variant.block_n == 0,
+            "INPUT": fusion.input_kind,
+            **flags,
+            "PDL": pdl,
+        },
+        num_warps=variant.num_warps,
+        num_stages=1,
+        pdl=pdl,
+    )
+
+
+def _gemm_launches(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    fusion: Fusion,
+    out: torch.Tensor,
+    problem: Problem,
+    variant: Variant,
+    pdl: bool,
+) -> tuple[Launch, ...]:
+    from sgl_kernel.linear.kernels import reduce_splits_kernel, small_gemm_kernel
+
+    ends, strides, flags = _ends(fusion, out)
+    norm, eps = _norm_of(fusion, x)
+    split, rows, k = variant.split, problem.rows, problem.k
+    steps = -(-k // variant.block_k)
+    chunk = -(-steps // split) * variant.block_k
+    assert k % variant.block_k == 0 and rows <= 32 and (split - 1) * chunk < k
+    part = squares = out
+    if split > 1:
+        width = problem.n * (2 if fusion.gated else 1)
+        part = torch.empty(split, rows, width, dtype=torch.float32, device=x.device)
+        squares = torch.empty(split, rows, dtype=torch.float32, device=x.device)
+    constants: dict[str, Any] = {
+        "K": k,
+        "CHUNK": chunk,
+        "SPLIT": split,
+        "BLOCK_M": 16 if rows <= 16 else 32,
+        "BLOCK_N": variant.block_n,
+        "BLOCK_K": variant.block_k,
+        "STAGES": variant.stages,
+        "PREFETCH": 0 if interpreting() or not pdl else variant.prefetch,
+        "INPUT": fusion.input_kind,
+        **flags,
+        "CT": compute_type(x.dtype),
+        "PDL": pdl,
+    }
+    sizes = (rows, problem.n, eps)
+    product = Launch(
+        small_gemm_kernel,
+        (-(-problem.n // variant.block_n), split),
+        (x, weight, norm, *ends, part, squares, x.stride(0), *strides, *sizes),
+        constants,
+        num_warps=variant.num_warps,
+        num_stages=variant.stages,
+        pdl=pdl,
+    )
+    if split == 1:
+        return (product,)
+    normed = fusion.norm is not None
+    block = 512
+    reduce = Launch(
+        reduce_splits_kernel,
+        (rows, -(-problem.n // block)),
+        (part, squares, *ends, *strides, *sizes),
+        {"K": k, "SPLIT": split, "BLOCK": block, "NORMED_INPUT": normed, **flags, "PDL": pdl},
+        num_warps=4,
+        pdl=pdl,
+    )
+    return product, reduce
+
+
+__all__ = ["TORCH", "Fusion", "InputNorm", "linear_launches", "small_linear", "small_linear_ref"]
