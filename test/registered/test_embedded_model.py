@@ -39,7 +39,7 @@ class TestEmbeddedModel(ServerTestCase):
         self.assertGreater(answers[None]["meta_info"]["spec_accept_length"], 1.5)
 
     def test_few_speculate_and_many_do_not(self) -> None:
-        self.assertEqual(self.server_state()["speculative_disable_bs_threshold"], 4)
+        self.set_threshold(4)
         with ThreadPoolExecutor(8) as pool:
             metas = [a["meta_info"] for a in pool.map(self.ask, range(8))]
         self.assertTrue(any(meta["decode_steps_plain"] > 0 for meta in metas))
