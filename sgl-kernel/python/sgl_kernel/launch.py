@@ -25,12 +25,15 @@ class Launch:
     constants: Mapping[str, Any] = field(default_factory=dict)  # its tl.constexpr parameters
     num_warps: int = 4
     num_stages: int = 3
+    max_registers: int | None = None  # a thread; also stops ptxas from spilling to reach an occupancy
     pdl: bool = False  # programmatic dependent launch; the kernel must then call begin_dependent(True)
     fp_fusion: bool = True  # False: no a * b + c in one rounding, where results must equal another device's
 
     @property
     def options(self) -> dict[str, Any]:
         given: dict[str, Any] = {"num_warps": self.num_warps, "num_stages": self.num_stages}
+        if self.max_registers is not None:
+            given["maxnreg"] = self.max_registers
         if self.pdl and not interpreting():
             given["launch_pdl"] = True
         if not self.fp_fusion:

@@ -1,0 +1,197 @@
+"""Attention over sgl_kernel: Triton on CUDA, its references elsewhere (which is how a CPU tests it).
+
+Lengths are read on the device, so the host never has to know them exactly, and a decode step has the
+same launches whatever they are: a CUDA graph of it stays good. Buffers of plans belong to the backend
+and are used again by every step, so a ``LayerAttention`` of decode rows is good until the next one.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from sgl_kernel.attention import (
+    AttentionShape,
+    DecodePlan,
+    DecodeWorkspace,
+    PrefillPlan,
+    View,
+    decode_attention,
+    plan_decode,
+    plan_prefill,
+    prefill_attention,
+    store_kv,
+)
+from sglang.srt.layers.attention.base import Block, DecodeRows, LayerAttention, PrefillRows, ScratchRows
+from sglang.srt.mem_cache.kv_pool import MHAKVPool
+
+
+class TritonAttention:
+    """``AttentionBackend`` over one pool. ``page_table`` [slots, max_pages] int32 has another owner."""
+
+    needs_exact_lens = False
+
+    def __init__(
+        self,
+        pool: MHAKVPool,
+        page_table: torch.Tensor,
+        num_heads: int,  # of queries
+        kv_scale: torch.Tensor | None = None,  # [layers, nkv, 2] float32, with a pool of float8_e4m3fn
+        pdl: bool = False,
+    ) -> None:
+        self.pool = pool
+        self.page_table = page_table
+        self.page_size = pool.page_size
+        self._kv_scale = kv_scale
+        self._shape = AttentionShape(num_heads, pool.num_kv_heads, pool.head_dim, pool.page_size)
+        self._workspace = DecodeWorkspace(self._shape, pool.kv.device, pool.kv.element_size(), pdl=pdl)
+        # K and V of tree drafts, [layers, rows, S, nkv, 2, d]
+        self._scratch = pool.kv.new_empty((pool.num_layers, 0, 0, *pool.kv.shape[2:]))
+        self._outgrown: list[torch.Tensor] = []  # CUDA graphs may hold their addresses
+
+    def reserve(self, max_rows: int, max_query_len: int, scratch_places: int = 0) -> None:
+        """Allocate for steps of up to this size; needed before a CUDA graph is captured."""
+        self._workspace.reserve(max_rows, max_query_len)
+        if scratch_places:
+            self._grow_scratch(max_rows, scratch_places)
+
+    def places(self, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Pool places of (slot, position) pairs; same shape as its arguments, int64."""
+        pages = self.page_table[slots, positions // self.page_size]
+        return pages.to(torch.int64) * self.page_size + positions % self.page_size
+
+    def decode(self, rows: DecodeRows) -> LayerAttention:
+        return self._decode(rows)
+
+    def prefill(self, rows: PrefillRows) -> LayerAttention:
+        return self._prefill(rows)
+
+    def mixed(self, decode: DecodeRows, prefill: PrefillRows) -> LayerAttention:
+        assert decode.query_len == 1
+        return _MixedLayers(self._decode(decode), self._prefill(prefill), decode.slots.shape[0])
+
+    def scratch(self, rows: ScratchRows) -> LayerAttention:
+        num_rows, num_queries, num_places = rows.scratch_mask.shape
+        assert num_queries == rows.query_len and num_places == rows.write_start + num_queries
+        self._grow_scratch(num_rows, num_places)
+        view = View(
+            query_len=num_queries,
+            extra=num_places,
+            mask=rows.scratch_mask,
+            scratch=True,
+            write_start=rows.write_start,
+        )
+        cap = self._scratch.shape[2]
+        plan = plan_decode(self._workspace, rows.slots, rows.base_len, self.page_table, view, cap)
+        return _DecodeLayers(self, plan)
+
+    def _decode(self, rows: DecodeRows) -> _DecodeLayers:
+        num_queries = rows.query_len
+        if rows.block is Block.NONE:
+            view = View(num_queries)
+        elif rows.block is Block.CAUSAL:
+            view = View(num_queries, extra=num_queries, causal=True)
+        else:
+            assert rows.tree_mask is not None
+            view = View(num_queries, extra=num_queries, mask=rows.tree_mask)
+        return _DecodeLayers(
+            self, plan_decode(self._workspace, rows.slots, rows.base_len, self.page_table, view)
+        )
+
+    def _prefill(self, rows: PrefillRows) -> _PrefillLayers:
+        plan = plan_prefill(
+            self._shape,
+            self.page_table,
+            rows.slots,
+            rows.starts,
+            rows.query_lens,
+            self.pool.kv.element_size(),
+        )
+        return _PrefillLayers(self, plan)
+
+    def layer_scale(self, layer: int) -> torch.Tensor | None:
+        """[nkv, 2], or None where the pool holds K and V as they are."""
+        return None if self._kv_scale is None else self._kv_scale[layer]
+
+    def layer_scratch(self, layer: int) -> torch.Tensor:
+        """[rows, S, nkv, 2, d], a view."""
+        return self._scratch[layer]
+
+    def _grow_scratch(self, num_rows: int, num_places: int) -> None:
+        """Levels written before stay where they are, as seen from outside."""
+        layers, rows, places = self._scratch.shape[:3]
+        if num_rows <= rows and num_places <= places:
+            return
+        capturing = self._scratch.is_cuda and torch.cuda.is_current_stream_capturing()
+        assert not capturing, f"reserve() first: {num_rows} rows with {num_places} scratch places"
+        grown = self._scratch.new_empty(
+            (layers, max(num_rows, rows), max(num_places, places), *self._scratch.shape[3:])
+        )
+        grown[:, :rows, :places] = self._scratch
+        self._outgrown.append(self._scratch)
+        self._scratch = grown
+
+
+class _DecodeLayers:
+    """Rows of Q queries each by one plan."""
+
+    def __init__(self, backend: TritonAttention, plan: DecodePlan) -> None:
+        self._backend = backend
+        self._plan = plan
+
+    def __call__(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None
+    ) -> torch.Tensor:
+        return self.run(layer, q, k, v, torch.empty(q.shape, dtype=q.dtype, device=q.device))
+
+    def run(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None, out: torch.Tensor
+    ) -> torch.Tensor:
+        backend, view = self._backend, self._plan.view
+        kv, scale = backend.pool.layer_kv(layer), backend.layer_scale(layer)
+        scratch = backend.layer_scratch(layer) if view.scratch else None
+        if view.writes:
+            assert k is not None and v is not None
+            target = kv if scratch is None else scratch.flatten(0, 1)
+            store_kv(k, v, target, self._plan.places, scale, pdl=self._plan.pdl)
+        else:
+            assert k is None and v is None, "Block.NONE writes nothing"
+        return decode_attention(q, kv, self._plan, scale, scratch, out)
+
+
+class _PrefillLayers:
+    """Chunks of any lengths by one plan."""
+
+    def __init__(self, backend: TritonAttention, plan: PrefillPlan) -> None:
+        self._backend = backend
+        self._plan = plan
+
+    def __call__(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None
+    ) -> torch.Tensor:
+        return self.run(layer, q, k, v, torch.empty(q.shape, dtype=q.dtype, device=q.device))
+
+    def run(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None, out: torch.Tensor
+    ) -> torch.Tensor:
+        assert k is not None and v is not None
+        kv, scale = self._backend.pool.layer_kv(layer), self._backend.layer_scale(layer)
+        store_kv(k, v, kv, self._plan.places, scale)
+        return prefill_attention(q, kv, self._plan, scale, out)
+
+
+class _MixedLayers:
+    """Decode rows of one query first, then prefill chunks; both write into one output."""
+
+    def __init__(self, decode: _DecodeLayers, prefill: _PrefillLayers, num_decode: int) -> None:
+        self._decode = decode
+        self._prefill = prefill
+        self._num_decode = num_decode
+
+    def __call__(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None
+    ) -> torch.Tensor:
+        assert k is not None and v is not None
+        n, out = self._num_decode, torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        self._decode.run(layer, q[:n], k[:n], v[:n], out[:n])
+        self._prefill.run(layer, q[n:], k[n:], v[n:], out[n:])
+        return out

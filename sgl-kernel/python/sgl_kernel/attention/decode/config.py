@@ -1,0 +1,57 @@
+"""Launch constants of decode attention, by what they depend on, with the reasons.
+
+Not measured yet: chosen from compiled shared memory and registers and from what a prototype showed
+on an H200. Each line is meant to be replaced by a measured one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeConfig:
+    block_m: int  # tile rows: (query, head of the group) pairs; 16 is the least a tensor core takes
+    block_n: int  # places a pass
+    num_warps: int
+    num_stages: int  # num_stages - 1 blocks of K and V are in flight
+    programs_per_sm: int  # as many as are resident together, so that a step is one wave
+    min_chunk: int  # places; shorter chunks would cost more to merge than they save
+    fan_in: int  # partials merged by one program; more are merged in levels
+    at_once: int  # partials loaded together while merging
+    max_registers: int | None = None
+
+
+def decode_config(arch: int, tile_rows: int, head_dim: int, kv_itemsize: int) -> DecodeConfig:
+    """tile_rows: queries a row times query heads per KV head."""
+    roomy = arch in (80, 90, 100, 103)  # 163 KB of shared memory a SM and more; 99 KB elsewhere
+    block_m = 16 if tile_rows <= 16 else 32 if tile_rows <= 32 else 64
+    if head_dim > 128:
+        block_m = min(block_m, 32)  # the accumulator of 64 x 256 alone would take 128 registers
+    # A block of K and V holds 32 KB on big chips and 16 KB on small ones. Two in flight for each of 3
+    # (2) programs are 190 (64) KB a SM, several times bandwidth times latency (about 35 and 8 KB).
+    # A cache of 1 byte has blocks of as many places (more would need 255 registers to convert them),
+    # so twice as many in flight.
+    row_bytes = 2 * _power_of_2(head_dim) * max(kv_itemsize, 2)
+    block_n = min(128, max(16, (32768 if roomy else 16384) // row_bytes))
+    if block_m == 64:
+        block_n = min(block_n, 64)  # scores of 64 x 128 spill beside the accumulator
+    at_once = 4 if block_m * head_dim <= 2048 else 1  # partials in registers
+    return DecodeConfig(
+        block_m=block_m,
+        block_n=block_n,
+        num_warps=8 if block_m == 64 else 4,  # 4 warps need 231 to 245 registers for 64 x 128
+        num_stages=3 if kv_itemsize > 1 else 5,
+        programs_per_sm={16: 3, 32: 2, 64: 2}[block_m] if roomy else {16: 2, 32: 2, 64: 1}[block_m],
+        min_chunk=max(2 * block_n, 128),
+        # A level costs a store, a barrier and an atomic (about 1 us), loading a batch of partials less.
+        fan_in=16 if at_once == 4 else 8,
+        at_once=at_once,
+        # At 72 registers ptxas spills 2 of them on sm_120, though 2 programs a SM leave room for 255;
+        # with a tree's mask it takes 170 on sm_90, so that a second program of 8 warps finds no room.
+        max_registers=128 if block_m == (64 if roomy else 16) else None,
+    )
+
+
+def _power_of_2(value: int) -> int:
+    return 1 << (value - 1).bit_length()
