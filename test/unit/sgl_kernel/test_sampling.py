@@ -261,5 +261,7 @@ def test_filters_rules_and_noise_fit() -> None:
     states = RuleStates(_meta(64, dtype=i32), counts, _meta(64), _meta(64), _meta(64), *lists)
     tokens = _meta(8, 16, dtype=i64)
     check(rules_launch(logits, rows, tokens, states, mask, pdl=True))
+    chain = NodeRows(_meta(32, dtype=i64), _meta(32, dtype=i32), 4)
+    check(rules_launch(logits, chain, _meta(32, 4, dtype=i64), states, None, pdl=True))
     check(count_launch(states, rows.slots, tokens, _meta(8, dtype=i64), pdl=True))
     check(noise_launch(_meta(4, dtype=i64), _meta(4, dtype=i64), None, _meta(4, vocab)))

@@ -108,8 +108,10 @@ def gemv_kernel(
 
 
 @triton.jit
-def _prefetch(pointers):
-    """Ask the L2 for the lines that hold these addresses."""
+def _ask_ahead(of_row, begin, K: tl.constexpr, LINES: tl.constexpr):
+    """Ask the L2 for the lines (of 128 bytes: 64 weights) of every row from ``begin`` on."""
+    at = tl.minimum(begin + tl.arange(0, LINES) * 64, K - 1)
+    pointers = of_row + at[None, :]
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1];\n mov.u32 $0, 0;",
         "=r,l",
@@ -118,6 +120,22 @@ def _prefetch(pointers):
         is_pure=False,
         pack=1,
     )
+
+
+@triton.jit
+def _store_part(
+    part, part_squares, acc, acc_up, squares, split, row, column, inside, rows_inside, M, N,
+    INPUT: tl.constexpr, GATED: tl.constexpr,
+):  # fmt: skip
+    """What a split found, for ``reduce_splits_kernel``."""
+    WIDTH = N * 2 if GATED else N
+    target = part + (split * M + row)[:, None] * WIDTH + column[None, :]
+    tl.store(target, acc, mask=inside)
+    if GATED:
+        tl.store(target + N, acc_up, mask=inside)
+    if INPUT == 1:
+        # All programs of a split find the same squares; the first one's are kept.
+        tl.store(part_squares + split * M + row, squares, mask=rows_inside & (tl.program_id(0) == 0))
 
 
 @triton.jit
@@ -189,17 +207,14 @@ def small_gemm_kernel(
     of_row = w + tl.minimum(column, N - 1).to(tl.int64)[:, None] * K
     tile = of_row + at[None, :]
     up_offset = N.to(tl.int64) * K
-    begin = split * CHUNK
-    end = tl.minimum(begin + CHUNK, K)
+    begin, end = split * CHUNK, tl.minimum(split * CHUNK + CHUNK, K)
     first = tl.load(tile + begin)
     if GATED:
         first_up = tl.load(tile + up_offset + begin)
     if PREFETCH > 0:
-        LINES: tl.constexpr = PREFETCH * BLOCK_K // 64  # of 128 bytes
-        line = tl.minimum(begin + BLOCK_K + tl.arange(0, LINES) * 64, K - 1)
-        _prefetch(of_row + line[None, :])
+        _ask_ahead(of_row, begin + BLOCK_K, K, PREFETCH * BLOCK_K // 64)
         if GATED:
-            _prefetch(of_row + up_offset + line[None, :])
+            _ask_ahead(of_row + up_offset, begin + BLOCK_K, K, PREFETCH * BLOCK_K // 64)
     begin_dependent(PDL)
     rows_inside = row < M
     v, squares = _input_tile(x, norm, begin, row, rows_inside, x_stride, at, K, INPUT)
@@ -215,8 +230,7 @@ def small_gemm_kernel(
         if INPUT == 1:
             squares += more
     inside = (column < N)[None, :] & rows_inside[:, None]
-    acc = tl.trans(acc)
-    acc_up = tl.trans(acc_up)
+    acc, acc_up = tl.trans(acc), tl.trans(acc_up)
     if SPLIT == 1:
         if INPUT == 1:
             scale = tl.rsqrt(squares / K + eps)[:, None]
@@ -228,13 +242,10 @@ def small_gemm_kernel(
             residual_stride, out_stride, aux_stride, BIAS, RESIDUAL, AUX,
         )  # fmt: skip
     else:
-        WIDTH = N * 2 if GATED else N
-        target = part + (split * M + row)[:, None] * WIDTH + column[None, :]
-        tl.store(target, acc, mask=inside)
-        if GATED:
-            tl.store(target + N, acc_up, mask=inside)
-        if INPUT == 1:
-            tl.store(part_squares + split * M + row, squares, mask=rows_inside & (tl.program_id(0) == 0))
+        _store_part(
+            part, part_squares, acc, acc_up, squares, split, row, column, inside, rows_inside, M, N,
+            INPUT, GATED,
+        )  # fmt: skip
 
 
 @triton.jit

@@ -74,14 +74,16 @@ def default_variant(problem: Problem, arch: int, num_sms: int) -> Variant:
 
 
 def _gemvs(problem: Problem) -> list[Variant]:
-    """A thread holds 64 to 128 weights (of gate and up together), so 32 to 64 registers of them."""
+    """A thread holds 64 to 128 weights (of gate and up together), so 32 to 64 registers of them.
+
+    Not 128 with 16 warps: those have at most 128 registers a thread, and spill.
+    """
     width = next_power_of_2(problem.k) * (2 if problem.gated else 1)
     found = []
-    for held in (128, 64):
-        for num_warps in (4, 8, 2, 16):
-            block_n = held * 32 * num_warps // width
-            if 1 <= block_n <= 16 and problem.n % block_n == 0:
-                found.append(Variant("gemv", block_n=block_n, num_warps=num_warps))
+    for held, num_warps in ((128, 4), (128, 8), (64, 8), (64, 4), (128, 2), (64, 16), (64, 2)):
+        block_n = held * 32 * num_warps // width
+        if 1 <= block_n <= 16 and problem.n % block_n == 0:
+            found.append(Variant("gemv", block_n=block_n, num_warps=num_warps))
     return found
 
 

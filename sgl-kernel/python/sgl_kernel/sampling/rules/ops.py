@@ -117,7 +117,7 @@ def rules_launch(
     num_lines, vocab_size = logits.shape
     assert logits.dtype == torch.float32 and logits.stride(1) == 1 and num_lines == rows.num_lines
     assert (mask is None) == (rows.kind is not Depths.TREE) and tokens.is_contiguous()
-    block = min(4096, next_power_of_2(vocab_size))
+    block = min(2048, next_power_of_2(vocab_size))
     pdl = pdl and device_info(logits.device).has_pdl
     depths = rows.slots if rows.depths is None else rows.depths
     paths = (depths, tokens, tokens if mask is None else mask)
