@@ -77,26 +77,25 @@ def compare(
 def body_shapes() -> None:
     """Head sizes, groups and page sizes, one query."""
     for heads, kv_heads, dim, page in SHAPES:
-        world = paged_world(AttentionShape(heads, kv_heads, dim, page), [33, 150, 0, 1], 4)
+        world = paged_world(AttentionShape(heads, kv_heads, dim, page), [33, 90, 0, 1], 4)
         compare(world, View(1, 1, causal=True), layers=1)
 
 
 def body_queries() -> None:
     """Verify blocks: causal and trees, one tile and several."""
-    world = paged_world(AttentionShape(6, 2, 64, 1), [70, 0, 200], 64)
+    world = paged_world(AttentionShape(6, 2, 64, 1), [70, 0, 140], 64)
     compare(world, View(4, 4, causal=True))
-    compare(world, View(6, 6, mask=tree_mask(world, 6, 6)))
-    compare(world, View(1, 0))
+    compare(world, View(6, 6, mask=tree_mask(world, 6, 6)), layers=1)
     compare(world, View(3, 0), layers=1)
-    world = paged_world(AttentionShape(4, 1, 64, 16), [100, 40], 64)
+    world = paged_world(AttentionShape(4, 1, 64, 16), [60, 9], 64)
     compare(world, View(40, 40, causal=True), layers=1)
     compare(world, View(64, 64, mask=tree_mask(world, 64, 64)), layers=1)
 
 
 def body_scratch() -> None:
     """Draft tree levels: up to 128 scratch places, in one and two words of mask bits."""
-    world = paged_world(AttentionShape(4, 2, 64, 1), [50, 0, 170], 4)
-    compare(world, View(4, 12, mask=tree_mask(world, 4, 12), scratch=True, write_start=8), cap=16)
+    world = paged_world(AttentionShape(4, 2, 64, 1), [50, 0, 120], 4)
+    compare(world, View(4, 12, mask=tree_mask(world, 4, 12), scratch=True, write_start=8), cap=16, layers=1)
     compare(world, View(8, 80, mask=tree_mask(world, 8, 80), scratch=True, write_start=72), cap=96, layers=1)
 
 
