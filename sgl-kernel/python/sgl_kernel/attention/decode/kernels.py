@@ -184,6 +184,42 @@ def _store_partial(partial, sums, item, acc, top, norm, m, d, M, D: tl.constexpr
 
 
 @triton.jit
+def _merge_levels(
+    partial, sums, counters, item, acc, top, norm, m, d, M, D: tl.constexpr, FAN_IN: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+):  # fmt: skip
+    """Partials of a row and head are merged in groups of FAN_IN, the groups' results again, and so on.
+
+    Whoever comes last in a group goes on with its sum; the others are done. The third result says
+    whether this program holds the sum of all.
+    """
+    index = tl.load(item + 5)  # loaded here: the loop needs the registers
+    parts = tl.load(item + 6)
+    first = tl.load(item + 7)
+    step = 1
+    level = 0
+    while parts > 1:
+        group = index // FAN_IN
+        start = first + group * FAN_IN * step
+        size = tl.minimum(parts - group * FAN_IN, FAN_IN)
+        last = size == 1
+        if size > 1:
+            tl.debug_barrier()  # every thread has read what this replaces
+            _store_partial(partial, sums, first + index * step, acc, top, norm, m, d, M, D)
+            # Starts of groups on level l are multiples of FAN_IN ** (l + 1) from ``first`` on, l is below
+            # FAN_IN, and a group of two or more reaches beyond start + l: so no two groups, of this row
+            # and head or another, share a counter.
+            last = _arrive(counters + start + level, size)
+            if last:
+                acc, top, norm = _merge(partial, sums, start, step, size, m, d, M, D, AT_ONCE)
+        index = group
+        parts = tl.where(last, tl.cdiv(parts, FAN_IN), 0)
+        step *= FAN_IN
+        level += 1
+    return acc, norm, parts == 1
+
+
+@triton.jit
 def decode_kernel(
     q, out, kv, items, base_lens, bits, page_table, kv_scale, partial, sums, counters,
     scale, q_stride, table_stride, num_partials, scratch_offset: tl.int64, scratch_cap,
@@ -255,32 +291,11 @@ def decode_kernel(
         top = new_top
     norm = tl.sum(norms, 1)
 
-    # Partials of a row and head are merged in groups of FAN_IN, the groups' results again, and so on.
-    # Whoever comes last in a group goes on with its sum; the others are done.
-    index = tl.load(items + item * ITEM_FIELDS + 5)  # loaded here: the loop needs the registers
-    parts = tl.load(items + item * ITEM_FIELDS + 6)
-    first = tl.load(items + item * ITEM_FIELDS + 7)
-    step = 1
-    level = 0
-    while parts > 1:
-        group = index // FAN_IN
-        start = first + group * FAN_IN * step
-        size = tl.minimum(parts - group * FAN_IN, FAN_IN)
-        last = size == 1
-        if size > 1:
-            tl.debug_barrier()  # every thread has read what this replaces
-            _store_partial(partial, sums, first + index * step, acc, top, norm, m, d, M, D)
-            # Starts of groups on level l are multiples of FAN_IN ** (l + 1) from ``first`` on, l is below
-            # FAN_IN, and a group of two or more reaches beyond start + l: so no two groups, of this row
-            # and head or another, share a counter.
-            last = _arrive(counters + tl.program_id(1) * num_partials + start + level, size)
-            if last:
-                acc, top, norm = _merge(partial, sums, start, step, size, m, d, M, D, AT_ONCE)
-        index = group
-        parts = tl.where(last, tl.cdiv(parts, FAN_IN), 0)
-        step *= FAN_IN
-        level += 1
-    if parts == 1:
+    acc, norm, complete = _merge_levels(
+        partial, sums, counters + tl.program_id(1) * num_partials, items + item * ITEM_FIELDS,
+        acc, top, norm, m, d, M, D, FAN_IN, AT_ONCE,
+    )  # fmt: skip
+    if complete:
         # A row that sees nothing (padding) has a norm of 0 and gives 0.
         result = acc * (value_scale / tl.where(norm == 0.0, 1.0, norm))[:, None]
         out_at = token.to(tl.int64)[:, None] * (NKV * G * D) + ((head * G + m % G) * D)[:, None] + d[None, :]
