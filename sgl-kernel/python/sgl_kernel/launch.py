@@ -6,13 +6,34 @@ divisibility by 16, constants, warps, stages) that a GPU would.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from sgl_kernel._dispatch import interpreting
+
+_COMPILING_AHEAD: Final[ContextVar[bool]] = ContextVar("compiling_ahead", default=False)
+
+
+@contextmanager
+def compile_ahead(num_threads: int) -> Iterator[None]:
+    """Within it every launch only compiles its kernel, many at a time; all are ready at its end.
+
+    Nothing runs, so what the ops return holds whatever its memory held.
+    """
+    from triton.runtime._async_compile import AsyncCompileMode
+
+    token = _COMPILING_AHEAD.set(True)
+    try:
+        with ThreadPoolExecutor(num_threads) as threads, AsyncCompileMode(threads):
+            yield
+    finally:
+        _COMPILING_AHEAD.reset(token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +62,10 @@ class Launch:
         return given
 
     def run(self) -> None:
-        self.kernel[self.grid](*self.args, **self.constants, **self.options)
+        if _COMPILING_AHEAD.get():
+            self.kernel.warmup(*self.args, grid=self.grid, **self.constants, **self.options)
+        else:
+            self.kernel[self.grid](*self.args, **self.constants, **self.options)
 
 
 def next_power_of_2(n: int) -> int:
