@@ -18,7 +18,7 @@ from sglang.srt.model_executor.slot_state import SlotState
 from sglang.srt.model_executor.step_batch import StepBatch, flatten_chunks, roots
 from sglang.srt.model_executor.step_plan import PAD_SLOT, StepPlan
 from sglang.srt.sampling.rows import Choice, ChoiceRows
-from sglang.srt.sampling.sampler import Sampler
+from sglang.srt.sampling.sampler import StepSampler
 from sglang.srt.utils.upload import upload
 
 
@@ -57,7 +57,7 @@ class StepRunner:
     def __init__(
         self,
         state: SlotState,
-        sampler: Sampler,
+        sampler: StepSampler,
         model: TargetModel,
         pool: KVMover,
         backend: AttentionBackend,

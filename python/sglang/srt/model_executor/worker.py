@@ -10,7 +10,7 @@ from sglang.srt.model_executor.drafter import Drafter
 from sglang.srt.model_executor.slot_state import SlotState
 from sglang.srt.model_executor.step import StepOutput, StepRunner
 from sglang.srt.model_executor.step_plan import StepKind, StepPlan
-from sglang.srt.sampling.sampler import Sampler
+from sglang.srt.sampling.sampler import StepSampler
 
 
 class Worker:
@@ -20,7 +20,7 @@ class Worker:
         self,
         config: WorkerConfig,
         state: SlotState,
-        sampler: Sampler,
+        sampler: StepSampler,
         pools: tuple[MHAKVPool, ...],  # the target's, then the drafter's
         drafter: Drafter | None,
         runner: StepRunner,

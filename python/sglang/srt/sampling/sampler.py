@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 
@@ -11,6 +12,21 @@ from sglang.srt.sampling.penalties import PenaltiesState
 from sglang.srt.sampling.rows import Choice, ChoiceRows
 from sglang.srt.sampling.states import SamplingStates
 from sglang.srt.sampling.token_rules import LogitBiasState, MinNewTokensState
+
+
+class StepSampler(Protocol):
+    """What a step asks of a sampler."""
+
+    @property
+    def states(self) -> SamplingStates: ...
+
+    def admit(self, admissions: Sequence[SlotAdmission]) -> None: ...
+
+    def any_sampled(self, slots_cpu: Sequence[int]) -> bool: ...
+
+    def choose(self, logits: torch.Tensor, rows: ChoiceRows) -> Choice: ...
+
+    def count(self, rows: ChoiceRows, tokens: torch.Tensor, num_tokens: torch.Tensor) -> None: ...
 
 
 class Sampler:
