@@ -26,6 +26,7 @@ from sglang.srt.models.llama_eagle3 import LlamaEagle3
 from sglang.srt.models.registry import build_drafter, build_model
 from sglang.srt.sampling.sampler import Sampler
 from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
+from sglang.srt.speculative.simulate import SimulationError, simulated_acceptance
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +58,8 @@ def build_executor(args: ExecutorArgs) -> InProcessExecutor:
     """Load the models and start the executor.
 
     Raises:
-        ExecutorArgsError: unknown dtype, attention backend or an impossible shape of speculation.
+        ExecutorArgsError: unknown dtype, attention backend, an impossible shape of speculation, or
+            ``SGLANG_SIMULATE_ACC_*`` that can't be used.
         ModelConfigError, WeightError: a model folder that can't be used.
         OutOfMemoryError: no request fits in the memory given.
     """
@@ -198,7 +200,11 @@ def _assemble(args: ExecutorArgs, config: WorkerConfig, models: _Models) -> Work
             config.spec,
             models.drafter.aux_layers,
         )
-    runner = StepRunner(state, sampler, models.target, pool, backend, drafter)
+    try:
+        simulated = simulated_acceptance(os.environ, config.spec, config.vocab_size, config.device)
+    except SimulationError as error:
+        raise ExecutorArgsError(str(error)) from error
+    runner = StepRunner(state, sampler, models.target, pool, backend, drafter, simulated)
     return Worker(config, state, sampler, pools, drafter, runner)
 
 

@@ -7,6 +7,7 @@ Verification is exact: a draft is kept if and only if it is the token the target
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -19,6 +20,19 @@ class Accepted:
 
     path: torch.Tensor  # [R, C] int64 node; column j past the count holds j itself
     counts: torch.Tensor  # [R] int64, 1 … C
+
+
+class TokenRewriter(Protocol):
+    """Changes drafts and choices just before ``accept``: simulated acceptance, for benchmarks."""
+
+    def rewrite(
+        self,
+        tokens: torch.Tensor,  # [R, N] int64 nodes' own tokens; written
+        choice: torch.Tensor,  # [R, N] int64; written
+        root: torch.Tensor,  # [R] int64
+        slots: torch.Tensor,  # [R] int64
+        parents: torch.Tensor | None = None,  # [R, N] int64; None: a chain
+    ) -> None: ...
 
 
 def accept(tree: DraftTree, choice: torch.Tensor, cap: torch.Tensor, num_columns: int) -> Accepted:

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 
 from sglang.srt.layers.attention.base import AttentionBackend, Block, DecodeRows, LayerAttention, PrefillRows
-from sglang.srt.model_executor.accept import Accepted, accept
+from sglang.srt.model_executor.accept import Accepted, TokenRewriter, accept
 from sglang.srt.model_executor.drafter import DraftContext, Drafter
 from sglang.srt.model_executor.slot_state import SlotState
 from sglang.srt.model_executor.step_batch import StepBatch, flatten_chunks, roots
@@ -62,7 +62,9 @@ class StepRunner:
         pool: KVMover,
         backend: AttentionBackend,
         drafter: Drafter | None,
+        simulated: TokenRewriter | None = None,
     ) -> None:
+        self._simulated = simulated
         self._state = state
         self._sampler = sampler
         self._model = model
@@ -76,6 +78,9 @@ class StepRunner:
         aux_layers = self._drafter.aux_layers if self._drafter else ()
         hidden, aux = self._model.forward(batch.token_ids, batch.positions, batch.attention, aux_layers)
         choice = self._choose(batch, hidden)
+        if self._simulated is not None:
+            tokens, parents = batch.tree.tokens, None if batch.tree.mask is None else batch.tree.parents
+            self._simulated.rewrite(tokens, choice.tokens, batch.root_position, batch.slots, parents)
         cap = self._sampler.states.draft_cap[batch.slots]
         num_columns = min(plan.draft_len + 1, batch.num_nodes)
         accepted = accept(batch.tree, choice.tokens, cap, num_columns)
