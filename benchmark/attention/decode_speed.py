@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 from dataclasses import asdict, dataclass, replace
 
 import torch
@@ -28,6 +29,7 @@ from sgl_kernel.attention import (
 )
 from sgl_kernel.attention.decode.config import DecodeConfig, decode_config
 from sgl_kernel.attention.decode.reference import decode_attention_ref
+from sgl_kernel.launch import compile_ahead
 
 SHAPE = AttentionShape(32, 8, 128, 1)
 LAYERS, REPEATS, RUNS = 32, 10, 5
@@ -137,15 +139,32 @@ class _Planner:
 
 
 def variants(query_len: int, device: torch.device) -> list[DecodeConfig]:
+    """The table's constants and what lies around them; with several programs an SM what fits beside them."""
     usual = decode_config(device_info(device).arch, query_len * SHAPE.group, SHAPE.head_dim, 2)
     found = [usual]
-    for block_n, warps, stages, programs in itertools.product(
-        (32, 64, 128), (2, 4, 8), (2, 3, 4, 5), (2, 3, 4, 8)
+    for (block_n, warps), stages, programs in itertools.product(
+        ((32, 2), (32, 4), (64, 2), (64, 4), (128, 4), (128, 8)), (2, 3, 4), (2, 3, 4, 6, 8)
     ):
+        bytes_held = (stages - 1 + 1) * block_n * SHAPE.head_dim * 4 * programs
+        if not 64 * 1024 <= bytes_held <= 220 * 1024 and programs > 2:
+            continue
         found.append(
             replace(usual, block_n=block_n, num_warps=warps, num_stages=stages, programs_per_sm=programs)
         )
     return found
+
+
+def compile_all(shapes: list[str], queries: list[int], pdl: bool, device: torch.device) -> None:
+    """Every variant of a sweep, many at a time."""
+    q = torch.zeros(64, 32, 128, device=device, dtype=torch.bfloat16)
+    with compile_ahead(os.cpu_count() or 1):
+        for name, query_len in itertools.product(shapes, queries):
+            rows = make_rows(SHAPES[name], 0, device)
+            kv = torch.empty(1, 8, 2, 128, device=device, dtype=torch.bfloat16)
+            num_tokens = rows.slots.shape[0] * query_len
+            for config in variants(query_len, device):
+                plan = make_plan(rows, query_len, config, pdl)
+                decode_attention(q.repeat(-(-num_tokens // 64), 1, 1)[:num_tokens], kv, plan)
 
 
 def report(name: str, query_len: int, config: DecodeConfig | None, micros: float, bandwidth: float) -> None:
@@ -167,6 +186,8 @@ def main() -> None:
     device = torch.device("cuda")
     torch.manual_seed(0)
     check(device, args.pdl)
+    if args.sweep:
+        compile_all(args.shapes, args.queries, args.pdl, device)
     for name, query_len in itertools.product(args.shapes, args.queries):
         rows = make_rows(SHAPES[name], 0, device)
         configs = variants(query_len, device) if args.sweep else [None]
