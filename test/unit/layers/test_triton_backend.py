@@ -13,9 +13,13 @@ from hypothesis import strategies as st
 
 from sgl_kernel._dispatch import has_triton
 from sgl_kernel.testing.interpret import interpret
+from sglang.srt.configs.rope_config import RopeConfig
 from sglang.srt.layers.attention.base import AttentionBackend, Block, DecodeRows, PrefillRows, ScratchRows
+from sglang.srt.layers.attention.heads import HeadProduct, Positions, attend
 from sglang.srt.layers.attention.torch_native import TorchNativeAttention
 from sglang.srt.layers.attention.triton_backend import TritonAttention
+from sglang.srt.layers.norm import RMSNorm
+from sglang.srt.layers.rope import Rope
 from sglang.srt.mem_cache.kv_pool import MHAKVPool
 
 NUM_LAYERS, NKV, GROUP, D = 2, 2, 3, 16
@@ -62,6 +66,24 @@ class Pair:
         torch.testing.assert_close(got[:real], expected[:real], rtol=tolerance, atol=tolerance)
         after = [pool.kv[:, pool.page_size :].nan_to_num(7.0) for pool in self.pools]
         assert torch.equal(*after)
+
+    def check_product(self, ask, num: int, real: int, write: bool, norm: RMSNorm | None) -> None:  # type: ignore[no-untyped-def]
+        """As ``check``, from a qkv product: norms and rope are the backend's part too."""
+        rope = Rope(RopeConfig(theta=100.0), D, MAX_LEN, self.dtype, "cpu")
+        positions = torch.randint(0, MAX_LEN, (num,), generator=self.generator)
+        num_kv = NKV if write else 0
+        qkv = self.draw(num, NQ + 2 * num_kv).flatten(1)
+        expected, got = (
+            attend(
+                ask(backend),
+                LAYER,
+                HeadProduct(qkv.clone(), NQ, num_kv, Positions(rope, positions), norm if write else None),
+            )
+            for backend in self.backends
+        )
+        torch.testing.assert_close(got[:real], expected[:real], rtol=3e-5, atol=3e-5)
+        after = [pool.kv[:, pool.page_size :].nan_to_num(7.0) for pool in self.pools]
+        torch.testing.assert_close(*after, rtol=3e-6, atol=3e-6)
 
 
 def tree_mask(rows: int, num: int, extra: int, generator: torch.Generator) -> torch.Tensor:
@@ -129,6 +151,36 @@ def _scratch(pair: Pair, width: int, levels: int) -> None:
         mask = tree_mask(len(slots), width, start + width, pair.generator)
         rows = ScratchRows(slots, lens, int(lens.max()), width, start, mask)
         pair.check(lambda backend, rows=rows: backend.scratch(rows), len(slots) * width)
+
+
+@settings(max_examples=40, deadline=None)
+@given(worlds, st.sampled_from(list(Block)), st.integers(1, 6), st.booleans(), st.integers(0, 1))
+def test_products(world: tuple, block: Block, num: int, normed: bool, padding: int) -> None:  # type: ignore[type-arg]
+    pair = Pair(*world)
+    slots = torch.cat((pair.slots(), torch.zeros(padding, dtype=torch.int64)))
+    lens = pair.lens[slots]
+    mask = tree_mask(len(slots), num, num, pair.generator) if block is Block.TREE else None
+    rows = DecodeRows(slots, lens, int(lens.max()) + 5, num, block, mask)
+    weight = torch.cat([torch.rand(1, D, dtype=pair.dtype).expand(n, -1) for n in (NQ, NKV)]) + 0.5
+    norm = RMSNorm(weight, 1e-5) if normed else None
+    real = (len(slots) - padding) * num
+    write = block is not Block.NONE
+    pair.check_product(lambda backend: backend.decode(rows), len(slots) * num, real, write, norm)
+
+
+@settings(max_examples=25, deadline=None)
+@given(worlds, st.integers(0, 2), st.integers(1, 9))
+def test_products_of_chunks(world: tuple, cut: int, length: int) -> None:  # type: ignore[type-arg]
+    pair = Pair(*world)
+    slots = pair.slots()
+    cut = min(cut, len(slots) - 1)
+    starts = tuple(int(pair.lens[s]) for s in slots[cut:])
+    chunks = PrefillRows(tuple(slots[cut:].tolist()), starts, (length,) * len(starts))
+    lens = pair.lens[slots[:cut]]
+    decode = DecodeRows(slots[:cut], lens, MAX_LEN, 1)
+    num = cut + length * len(starts)
+    ask = (lambda b: b.mixed(decode, chunks)) if cut else (lambda b: b.prefill(chunks))
+    pair.check_product(ask, num, num, True, None)
 
 
 def test_padded_rows_give_zeros_and_disturb_nobody() -> None:

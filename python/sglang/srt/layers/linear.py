@@ -8,8 +8,16 @@ made other row counts slower.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
+
+from sglang.srt.layers.activation import silu_and_mul
+from sglang.srt.layers.norm import RMSNorm
+
+if TYPE_CHECKING:
+    from sglang.srt.layers.kernel_linear import KernelChoices
 
 
 def can_pack(weight: torch.Tensor) -> bool:
@@ -52,7 +60,47 @@ class Linear:
             weight = torch.ops.mkldnn._reorder_linear_weight(weight, None)
         self.weight = weight  # [out, in], in oneDNN's layout if packed
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        self._choices: KernelChoices | None = None
+
+    def use_kernels(self, choices: KernelChoices) -> None:
+        """Multiply with sgl_kernel from now on; for half-precision weights on CUDA."""
+        self._choices = choices
+
+    def rows(self, begin: int, end: int) -> Linear:
+        """The layer that gives some of the output features, over the same memory unless it is packed."""
+        assert not self.packed, "a packed matrix has no rows"
+        return Linear(self.weight[begin:end], None if self.bias is None else self.bias[begin:end])
+
+    def __call__(
+        self, x: torch.Tensor, *, norm: RMSNorm | None = None, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """``norm(x) @ W^T + bias + residual``. The residual's memory may be that of the result."""
+        if self._choices is not None:
+            return self._by_kernel(self._choices, x, norm, residual, gated=False)
+        out = self._product(x if norm is None else norm(x))
+        return out if residual is None else residual + out
+
+    def gated(self, x: torch.Tensor, *, norm: RMSNorm | None = None) -> torch.Tensor:
+        """``silu(gate) * up`` of the features, of which the first half are the gate's: [..., out / 2]."""
+        if self._choices is not None and self.bias is None:
+            return self._by_kernel(self._choices, x, norm, None, gated=True)
+        return silu_and_mul(self(x, norm=norm))
+
+    def _by_kernel(
+        self,
+        choices: KernelChoices,
+        x: torch.Tensor,  # [T, in]
+        norm: RMSNorm | None,
+        residual: torch.Tensor | None,  # [T, out]
+        gated: bool,
+    ) -> torch.Tensor:
+        from sglang.srt.layers import kernel_linear as kernels  # a CPU server needs nothing of sgl_kernel
+
+        own_norm = None if norm is None else kernels.InputNorm(norm.weight, norm.eps)
+        fusion = kernels.Fusion(norm=own_norm, gated=gated, bias=self.bias, residual=residual)
+        return kernels.product(x, self.weight, fusion, choices, float_output=self._half_to_float)
+
+    def _product(self, x: torch.Tensor) -> torch.Tensor:
         if self._widen_input:
             x = x.float()
         if self.packed:

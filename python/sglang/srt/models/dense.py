@@ -9,12 +9,12 @@ from typing import ClassVar, Final, Protocol
 import torch
 
 from sglang.srt.configs.model_config import ModelConfig
-from sglang.srt.layers.activation import silu_and_mul
 from sglang.srt.layers.attention.base import LayerAttention
+from sglang.srt.layers.attention.heads import HeadProduct, Positions, attend
 from sglang.srt.layers.embedding import Embedding
 from sglang.srt.layers.linear import Linear
 from sglang.srt.layers.norm import RMSNorm
-from sglang.srt.layers.rope import Rope, RopeAngles
+from sglang.srt.layers.rope import Rope
 from sglang.srt.model_loader.weight_source import WeightSource
 
 IGNORED_TENSORS: Final = ("*rotary_emb.inv_freq",)
@@ -46,13 +46,13 @@ def total_bytes(*parts: HoldsWeights) -> int:
 
 
 def take_linear(
-    source: WeightSource, parts: Sequence[tuple[str, int]], in_features: int, bias: bool
+    source: WeightSource, parts: Sequence[tuple[str, int]], in_features: int, bias: bool, *, pack: bool = True
 ) -> Linear:
     """One linear layer from the named parts (name without ``.weight``, output features)."""
     weights = [source.take(f"{name}.weight", (out, in_features)) for name, out in parts]
     biases = [source.take(f"{name}.bias", (out,)) for name, out in parts] if bias else []
     weight = weights[0] if len(weights) == 1 else torch.cat(weights)
-    return Linear(weight, torch.cat(biases) if biases else None)
+    return Linear(weight, torch.cat(biases) if biases else None, pack=pack)
 
 
 class GatedMLP:
@@ -64,9 +64,9 @@ class GatedMLP:
         self.down = take_linear(source, [(f"{prefix}down_proj", hidden_size)], intermediate_size, bias)
         self.weight_bytes = self.gate_up.weight_bytes + self.down.weight_bytes
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [T, H] -> [T, H]."""
-        return self.down(silu_and_mul(self.gate_up(x)))
+    def __call__(self, x: torch.Tensor, norm: RMSNorm) -> torch.Tensor:
+        """x: [T, H] residual stream -> [T, H], the MLP of ``norm(x)`` added; x is used up."""
+        return self.down(self.gate_up.gated(x, norm=norm), residual=x)
 
 
 class DenseLayer:
@@ -92,26 +92,21 @@ class DenseLayer:
     def weight_bytes(self) -> int:
         return total_bytes(self.qkv, self.o, self.mlp, self.input_norm, self.post_norm)
 
+    def linears(self) -> list[Linear]:
+        return [self.qkv, self.o, self.mlp.gate_up, self.mlp.down]
+
     def _take_qk_norm(self, config: ModelConfig, source: WeightSource, attn: str) -> RMSNorm:
         """q and k lie side by side, so one norm with a weight for each head serves both."""
         q = source.take(f"{attn}q_norm.weight", (self.head_dim,)).expand(self.num_heads, -1)
         k = source.take(f"{attn}k_norm.weight", (self.head_dim,)).expand(self.num_kv_heads, -1)
         return RMSNorm(torch.cat((q, k)), config.rms_norm_eps)  # [nq + nkv, d]
 
-    def __call__(self, hidden: torch.Tensor, angles: RopeAngles, attn: LayerAttention) -> torch.Tensor:
-        """hidden: [T, H] residual stream -> [T, H]."""
-        hidden = hidden + self._attend(self.input_norm(hidden), angles, attn)
-        return hidden + self.mlp(self.post_norm(hidden))
-
-    def _attend(self, x: torch.Tensor, angles: RopeAngles, attn: LayerAttention) -> torch.Tensor:
-        num_tokens, num_qk = x.shape[0], self.num_heads + self.num_kv_heads
-        qkv = self.qkv(x).view(num_tokens, num_qk + self.num_kv_heads, self.head_dim)
-        qk, v = qkv[:, :num_qk], qkv[:, num_qk:]
-        if self.qk_norm is not None:
-            qk = self.qk_norm(qk)
-        qk = angles.rotate(qk)
-        out = attn(self.index, qk[:, : self.num_heads], qk[:, self.num_heads :], v)
-        return self.o(out.flatten(1))
+    def __call__(self, hidden: torch.Tensor, positions: Positions, attn: LayerAttention) -> torch.Tensor:
+        """hidden: [T, H] residual stream, used up -> [T, H]."""
+        qkv = self.qkv(hidden, norm=self.input_norm)
+        product = HeadProduct(qkv, self.num_heads, self.num_kv_heads, positions, self.qk_norm)
+        hidden = self.o(attend(attn, self.index, product), residual=hidden)
+        return self.mlp(hidden, self.post_norm)
 
 
 class DenseModel:
@@ -166,16 +161,30 @@ class DenseModel:
         output of the last one.
         """
         hidden = self.embed(token_ids)
-        angles = self.rope.at(positions)
-        captured: dict[int, torch.Tensor] = {}
+        of_tokens = Positions(self.rope, positions)
+        aux = None
+        if aux_layers:
+            aux = hidden.new_empty(hidden.shape[0], len(aux_layers), hidden.shape[1])
         for layer in self.layers:
-            if layer.index in aux_layers:
-                captured[layer.index] = hidden
-            hidden = layer(hidden, angles, attn)
-        captured[len(self.layers)] = hidden
-        aux = torch.cat([captured[i] for i in aux_layers], dim=1) if aux_layers else None
-        return hidden, aux
+            self._capture(aux, aux_layers, layer.index, hidden)
+            hidden = layer(hidden, of_tokens, attn)
+        self._capture(aux, aux_layers, len(self.layers), hidden)
+        return hidden, None if aux is None else aux.flatten(1)
+
+    def _capture(
+        self, aux: torch.Tensor | None, aux_layers: tuple[int, ...], index: int, hidden: torch.Tensor
+    ) -> None:
+        """Copy the stream at once: the next layer adds to it in place. aux: [T, len(aux_layers), H]."""
+        for part, wanted in enumerate(aux_layers):
+            if wanted == index:
+                assert aux is not None
+                aux[:, part] = hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: [N, H], before the final norm -> [N, V] float32 (float64 in a float64 model)."""
-        return self.lm_head(self.norm(hidden))
+        return self.lm_head(hidden, norm=self.norm)
+
+    def linears(self) -> list[Linear]:
+        """All of them, the largest first."""
+        of_layers = [part for layer in self.layers for part in layer.linears()]
+        return [self.lm_head, *of_layers]

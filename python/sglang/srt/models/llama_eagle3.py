@@ -16,10 +16,11 @@ import torch
 
 from sglang.srt.configs.model_config import ModelConfig, ModelConfigError
 from sglang.srt.layers.attention.base import LayerAttention
+from sglang.srt.layers.attention.heads import HeadProduct, Positions, attend
 from sglang.srt.layers.embedding import Embedding
 from sglang.srt.layers.linear import Linear
 from sglang.srt.layers.norm import RMSNorm
-from sglang.srt.layers.rope import Rope, RopeAngles
+from sglang.srt.layers.rope import Rope
 from sglang.srt.model_loader.weight_source import WeightSource
 from sglang.srt.models.dense import (
     IGNORED_TENSORS,
@@ -92,9 +93,11 @@ class LlamaEagle3:
         q_size, kv_size = config.num_heads * d, config.num_kv_heads * d
         attn = names.layer("self_attn.")
         # q apart from k and v: a sync needs only k and v, and the first draft forward only q
-        self.q = take_linear(source, [(f"{attn}q_proj", q_size)], 2 * hidden, bias)
-        kv = [(f"{attn}k_proj", kv_size), (f"{attn}v_proj", kv_size)]
-        self.kv_proj = take_linear(source, kv, 2 * hidden, bias)
+        qkv = [(f"{attn}q_proj", q_size), (f"{attn}k_proj", kv_size), (f"{attn}v_proj", kv_size)]
+        whole = take_linear(source, qkv, 2 * hidden, bias, pack=False)
+        self.q, self.kv_proj = whole.rows(0, q_size), whole.rows(q_size, q_size + 2 * kv_size)
+        # Over the same memory; a CPU's parts are packed copies, and it does without.
+        self.qkv = whole if whole.weight.is_cuda else None
         self.o = take_linear(source, [(f"{attn}o_proj", hidden)], q_size, bias)
         self.mlp = GatedMLP(source, names.layer("mlp."), hidden, config.intermediate_size, config.mlp_bias)
 
@@ -152,12 +155,14 @@ class LlamaEagle3:
         positions: torch.Tensor,  # [T] int64: t
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V [T, nkv, d] that the layer writes for these pairs, and nothing else of the layer."""
-        return self._kv(self._pairs(next_ids, features), self.rope.at(positions))
+        kv = self.kv_proj(self.pairs(next_ids, features))
+        kv = kv.view(kv.shape[0], 2, self.config.num_kv_heads, self.config.head_dim)
+        return self.rope.at(positions).rotate(kv[:, 0]), kv[:, 1]
 
     def layer(
         self,
         embed_ids: torch.Tensor,  # [T] int64, ids of the target's vocabulary
-        hidden: torch.Tensor,  # [T, H]: g or a
+        hidden: torch.Tensor,  # [T, H]: g or a; used up
         positions: torch.Tensor,  # [T] int64
         attn: LayerAttention,
         write: bool,
@@ -166,26 +171,42 @@ class LlamaEagle3:
 
         ``write`` False: k and v of these pairs are in the cache already (``attn`` is of Block.NONE).
         """
-        pairs, angles = self._pairs(embed_ids, hidden), self.rope.at(positions)
-        num_tokens = pairs.shape[0]
-        q = self.q(pairs).view(num_tokens, self.config.num_heads, self.config.head_dim)
-        k, v = self._kv(pairs, angles) if write else (None, None)
-        out = attn(0, angles.rotate(q), k, v)
-        hidden = hidden + self.o(out.flatten(1))
-        hidden = hidden + self.mlp(self.post_norm(hidden))
+        return self.layer_of_pairs(self.pairs(embed_ids, hidden), hidden, positions, attn, write)
+
+    def layer_of_pairs(
+        self,
+        pairs: torch.Tensor,  # [T, 2 * H]
+        hidden: torch.Tensor,  # [T, H]: what the pairs were made of; used up
+        positions: torch.Tensor,  # [T] int64
+        attn: LayerAttention,
+        write: bool,
+    ) -> torch.Tensor:
+        """``layer``, of pairs that are made already."""
+        num_kv_heads = self.config.num_kv_heads if write else 0
+        if not write:
+            heads = self.q(pairs)
+        elif self.qkv is not None:
+            heads = self.qkv(pairs)
+        else:
+            heads = torch.cat((self.q(pairs), self.kv_proj(pairs)), dim=1)
+        product = HeadProduct(heads, self.config.num_heads, num_kv_heads, Positions(self.rope, positions))
+        hidden = self.o(attend(attn, 0, product), residual=hidden)
+        hidden = self.mlp(hidden, self.post_norm)
         return self.norm(hidden) if self.draft.norm_output else hidden
 
     def logits(self, output: torch.Tensor) -> torch.Tensor:
         """output: a [T, H] -> [T, Vd] float32 (float64 in a float64 model); ids are ``target_ids``'s."""
-        return self.lm_head(output if self.draft.norm_output else self.norm(output))
+        return self.lm_head(output, norm=None if self.draft.norm_output else self.norm)
 
-    def _pairs(self, ids: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+    def linears(self) -> list[Linear]:
+        """All of them that are the drafter's own."""
+        shared = self.draft.draft_vocab_size is None
+        parts = [self.fc, self.q, self.kv_proj, self.o, self.mlp.gate_up, self.mlp.down]
+        return parts + ([] if self.qkv is None else [self.qkv]) + ([] if shared else [self.lm_head])
+
+    def pairs(self, ids: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         """[T, 2 * H]"""
         return torch.cat((self.embed_norm(self.embed(ids)), self.hidden_norm(hidden)), dim=-1)
-
-    def _kv(self, pairs: torch.Tensor, angles: RopeAngles) -> tuple[torch.Tensor, torch.Tensor]:
-        kv = self.kv_proj(pairs).view(pairs.shape[0], 2, self.config.num_kv_heads, self.config.head_dim)
-        return angles.rotate(kv[:, 0]), kv[:, 1]
 
 
 class _Names:

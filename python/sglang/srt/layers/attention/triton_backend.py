@@ -21,8 +21,13 @@ from sgl_kernel.attention import (
     prefill_attention,
     store_kv,
 )
+from sgl_kernel.rope.ops import CachePlaces, HeadNorms, RopeTables, TokenRows, rope_cache_write
 from sglang.srt.layers.attention.base import Block, DecodeRows, LayerAttention, PrefillRows, ScratchRows
+from sglang.srt.layers.attention.heads import HeadProduct, Positions
 from sglang.srt.mem_cache.kv_pool import MHAKVPool
+
+MAX_PDL_TOKENS = 32
+"""Up to so many tokens a rotary launch overlaps with the product ahead of it."""
 
 
 class TritonAttention:
@@ -131,12 +136,64 @@ class TritonAttention:
         self._scratch = grown
 
 
+def _turn(
+    product: HeadProduct,
+    slots: torch.Tensor,
+    kv: torch.Tensor,
+    places: torch.Tensor,
+    scale: torch.Tensor | None,
+) -> torch.Tensor:
+    """Norms and rope in place, k and v to ``places`` [T] of ``kv``; returns q [T, nq, d], a view.
+
+    slots: [T], which rows are padding and write nothing.
+    """
+    norms, qkv, num_heads = None, product.qkv, product.num_heads
+    if product.norm is not None:
+        weight = product.norm.weight
+        norms = HeadNorms(weight[0], weight[num_heads], product.norm.eps)
+    rope = product.positions.rope
+    rope_cache_write(
+        qkv,
+        num_heads,
+        product.num_kv_heads,
+        RopeTables(rope.cos, rope.sin),
+        TokenRows(slots, product.positions.of_tokens),
+        cache=CachePlaces(kv, places=places, kv_scale=scale),
+        norms=norms,
+        pdl=qkv.shape[0] <= MAX_PDL_TOKENS,
+    )
+    return qkv[:, : num_heads * product.head_dim].view(qkv.shape[0], num_heads, product.head_dim)
+
+
+def _part(product: HeadProduct, positions: Positions, rows: slice) -> HeadProduct:
+    """Some tokens of a product."""
+    return HeadProduct(product.qkv[rows], product.num_heads, product.num_kv_heads, positions, product.norm)
+
+
 class _DecodeLayers:
     """Rows of Q queries each by one plan."""
 
     def __init__(self, backend: TritonAttention, plan: DecodePlan) -> None:
         self._backend = backend
         self._plan = plan
+        queries = plan.view.query_len
+        # [T] int64
+        self._slots = plan.slots
+        if queries > 1:
+            num_tokens = queries * plan.slots.shape[0]
+            self._slots = plan.slots.repeat_interleave(queries, output_size=num_tokens)
+
+    def turn_and_attend(self, layer: int, product: HeadProduct) -> torch.Tensor:
+        return self.turn(layer, product, None)
+
+    def turn(self, layer: int, product: HeadProduct, out: torch.Tensor | None) -> torch.Tensor:
+        backend, view = self._backend, self._plan.view
+        assert view.writes == (product.num_kv_heads > 0), "Block.NONE writes nothing, the others do"
+        kv, scale = backend.pool.layer_kv(layer), backend.layer_scale(layer)
+        scratch = backend.layer_scratch(layer) if view.scratch else None
+        target = kv if scratch is None else scratch.flatten(0, 1)
+        q = _turn(product, self._slots, target, self._plan.places, scale)
+        return decode_attention(q, kv, self._plan, scale, scratch, out)
 
     def __call__(
         self, layer: int, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None
@@ -165,6 +222,14 @@ class _PrefillLayers:
         self._backend = backend
         self._plan = plan
 
+    def turn_and_attend(self, layer: int, product: HeadProduct) -> torch.Tensor:
+        return self.turn(layer, product, None)
+
+    def turn(self, layer: int, product: HeadProduct, out: torch.Tensor | None) -> torch.Tensor:
+        kv, scale = self._backend.pool.layer_kv(layer), self._backend.layer_scale(layer)
+        q = _turn(product, self._plan.token_slots, kv, self._plan.places, scale)
+        return prefill_attention(q, kv, self._plan, scale, out)
+
     def __call__(
         self, layer: int, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None
     ) -> torch.Tensor:
@@ -186,6 +251,17 @@ class _MixedLayers:
         self._decode = decode
         self._prefill = prefill
         self._num_decode = num_decode
+        self._positions: tuple[Positions, Positions] | None = None  # of the two parts, for all layers
+
+    def turn_and_attend(self, layer: int, product: HeadProduct) -> torch.Tensor:
+        n, qkv = self._num_decode, product.qkv
+        if self._positions is None:
+            rope, of_tokens = product.positions.rope, product.positions.of_tokens
+            self._positions = Positions(rope, of_tokens[:n]), Positions(rope, of_tokens[n:])
+        out = qkv.new_empty(qkv.shape[0], product.num_heads, product.head_dim)
+        self._decode.turn(layer, _part(product, self._positions[0], slice(None, n)), out[:n])
+        self._prefill.turn(layer, _part(product, self._positions[1], slice(n, None)), out[n:])
+        return out
 
     def __call__(
         self, layer: int, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None

@@ -1,7 +1,8 @@
 """Launch constants of decode attention, by what they depend on, with the reasons.
 
-Not measured yet: chosen from compiled shared memory and registers and from what a prototype showed
-on an H200. Each line is meant to be replaced by a measured one.
+Those for 16 tile rows on sm_90 are measured (``benchmark/attention/decode_speed.py --sweep``: one setting
+is within 6 % of the best of 32 for 4 to 64 rows of 1152 and 8192 places, 1 and 4 queries); the others are
+chosen from compiled shared memory and registers.
 """
 
 from __future__ import annotations
@@ -28,12 +29,13 @@ def decode_config(arch: int, tile_rows: int, head_dim: int, kv_itemsize: int) ->
     block_m = 16 if tile_rows <= 16 else 32 if tile_rows <= 32 else 64
     if head_dim > 128:
         block_m = min(block_m, 32)  # the accumulator of 64 x 256 alone would take 128 registers
-    # A block of K and V holds 32 KB on big chips and 16 KB on small ones. Two in flight for each of 3
-    # (2) programs are 190 (64) KB a SM, several times bandwidth times latency (about 35 and 8 KB).
+    # A block of K and V holds 16 KB (32 where a tile has more rows to compute on big chips). Two in
+    # flight for each of 2 programs are 64 KB a SM, more than bandwidth times latency (about 35 and 8 KB);
+    # 32 KB for each of 3 programs is 12 % slower on 64 x 8192.
     # A cache of 1 byte has blocks of as many places (more would need 255 registers to convert them),
     # so twice as many in flight.
     row_bytes = 2 * _power_of_2(head_dim) * max(kv_itemsize, 2)
-    block_n = min(128, max(16, (32768 if roomy else 16384) // row_bytes))
+    block_n = min(128, max(16, (32768 if roomy and block_m > 16 else 16384) // row_bytes))
     if block_m == 64:
         block_n = min(block_n, 64)  # scores of 64 x 128 spill beside the accumulator
     at_once = 4 if block_m * head_dim <= 2048 else 1  # partials in registers
@@ -42,7 +44,7 @@ def decode_config(arch: int, tile_rows: int, head_dim: int, kv_itemsize: int) ->
         block_n=block_n,
         num_warps=8 if block_m == 64 else 4,  # 4 warps need 231 to 245 registers for 64 x 128
         num_stages=3 if kv_itemsize > 1 else 5,
-        programs_per_sm={16: 3, 32: 2, 64: 2}[block_m] if roomy else {16: 2, 32: 2, 64: 1}[block_m],
+        programs_per_sm=2 if roomy or block_m < 64 else 1,
         min_chunk=max(2 * block_n, 128),
         # A level costs a store, a barrier and an atomic (about 1 us), loading a batch of partials less.
         fan_in=16 if at_once == 4 else 8,

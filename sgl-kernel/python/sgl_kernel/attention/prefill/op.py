@@ -34,6 +34,7 @@ class PrefillPlan:
     lens: tuple[int, ...]  # [R] tokens of each chunk
     page_table: torch.Tensor  # [slots, max_pages] int32
     tiles: torch.Tensor  # [num_tiles, 8] int32: see kernels.TILE_FIELDS; the longest first
+    token_slots: torch.Tensor  # [T] int64
     places: torch.Tensor  # [T] int64: where the chunks' K and V go
 
 
@@ -74,7 +75,8 @@ def plan_prefill(
     row = torch.repeat_interleave(rows[2], output_size=token)  # [T]
     first = rows[2].cumsum(0) - rows[2]
     positions = torch.arange(token, device=device) - first[row] + rows[1][row]
-    pages = page_table[rows[0][row], positions // shape.page_size].to(torch.int64)
+    token_slots = rows[0][row]
+    pages = page_table[token_slots, positions // shape.page_size].to(torch.int64)
     return PrefillPlan(
         shape=shape,
         config=config,
@@ -83,6 +85,7 @@ def plan_prefill(
         lens=lens,
         page_table=page_table,
         tiles=_upload(tiles, torch.int32, device),
+        token_slots=token_slots,
         places=pages * shape.page_size + positions % shape.page_size,
     )
 

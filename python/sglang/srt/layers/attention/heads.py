@@ -1,0 +1,71 @@
+"""From a qkv product to attention's output: the heads' norms, the rotary embedding, the cache write.
+
+A backend that has a kernel for all of it is a ``TurnsHeads``; for the others it is done here, in steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol, runtime_checkable
+
+import torch
+
+from sglang.srt.layers.attention.base import LayerAttention
+from sglang.srt.layers.norm import RMSNorm
+from sglang.srt.layers.rope import Rope, RopeAngles
+
+
+class Positions:
+    """Rope positions of one forward's tokens, and what is computed of them once for all layers."""
+
+    def __init__(self, rope: Rope, positions: torch.Tensor) -> None:
+        self.rope = rope
+        self.of_tokens = positions  # [T] int64
+
+    @cached_property
+    def angles(self) -> RopeAngles:
+        return self.rope.at(self.of_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadProduct:
+    """q heads, then k, then v of T tokens, before norms and rope; without k and v: q alone."""
+
+    qkv: torch.Tensor  # [T, (nq + 2 * nkv) * d] or [T, nq * d]; used up
+    num_heads: int  # nq
+    num_kv_heads: int  # nkv; 0: q alone, k and v are in the cache
+    positions: Positions
+    norm: RMSNorm | None = None  # weight [nq + nkv, d]
+
+    @property
+    def head_dim(self) -> int:
+        return self.qkv.shape[1] // (self.num_heads + 2 * self.num_kv_heads)
+
+    def turned(self) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """q [T, nq, d], k and v [T, nkv, d] or None."""
+        heads = self.qkv.view(self.qkv.shape[0], -1, self.head_dim)
+        num_turned = self.num_heads + self.num_kv_heads
+        qk = heads[:, :num_turned]
+        if self.norm is not None:
+            qk = self.norm(qk)
+        qk = self.positions.angles.rotate(qk)
+        if self.num_kv_heads == 0:
+            return qk, None, None
+        return qk[:, : self.num_heads], qk[:, self.num_heads :], heads[:, num_turned:]
+
+
+@runtime_checkable
+class TurnsHeads(Protocol):
+    """A ``LayerAttention`` that takes the product as it is."""
+
+    def turn_and_attend(self, layer: int, product: HeadProduct) -> torch.Tensor:
+        """-> [T, nq, d]."""
+        ...
+
+
+def attend(attn: LayerAttention, layer: int, product: HeadProduct) -> torch.Tensor:
+    """-> [T, nq * d]."""
+    if isinstance(attn, TurnsHeads):
+        return attn.turn_and_attend(layer, product).flatten(1)
+    return attn(layer, *product.turned()).flatten(1)

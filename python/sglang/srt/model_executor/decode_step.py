@@ -1,0 +1,155 @@
+"""A decode step as launches on one stream, with nothing of the host in it: what a CUDA graph captures.
+
+The same step as ``step.py``'s (which is its oracle), over the kernels of sgl_kernel: it reads the slot
+state on the device, and all that depends on the batch is its shape. sgl_kernel's references run it on a
+CPU, for tests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from sgl_kernel.sampling.rows import Depths, NodeRows
+from sgl_kernel.speculation.accept import Accepted, SlotRows, accept, begin_rows
+from sgl_kernel.speculation.move import move_path
+from sglang.srt.layers.attention.base import AttentionBackend, Block, DecodeRows
+from sglang.srt.mem_cache.kv_pool import MHAKVPool
+from sglang.srt.model_executor.drafter import DraftTree
+from sglang.srt.model_executor.slot_state import SlotState
+from sglang.srt.model_executor.step import TargetModel
+from sglang.srt.model_executor.step_plan import PAD_SLOT, SpecShape
+from sglang.srt.sampling.kernel_sampler import KernelSampler
+
+MAX_PDL_TOKENS = 32
+"""Up to so many tokens small launches overlap with the kernel ahead of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """R rows of one step."""
+
+    slots: torch.Tensor  # [R] int64; PAD_SLOT for padding
+    root: torch.Tensor  # [R] int64: L
+    pdl: bool  # launches overlap with the kernel ahead
+
+
+class DeviceDrafter(Protocol):
+    """What a device step asks of a drafter."""
+
+    aux_layers: tuple[int, ...]
+
+    def draft(self, rows: Rows, tokens: torch.Tensor, draft_len: int) -> DraftTree | None:
+        """A chain: fill ``tokens`` [R, draft_len + 1] from column 1 on and return None; or a tree."""
+        ...
+
+    def sync(self, rows: Rows, aux: torch.Tensor, accepted: Accepted, is_tree: bool) -> None:
+        """Draft KV of the committed positions, and the last feature of each row.
+
+        aux: [R * N, num_aux * H_target] of all nodes.
+        """
+        ...
+
+
+class AcceptanceRewriter(Protocol):
+    """Simulated acceptance: changes the nodes' own tokens (and the choices) before they are compared."""
+
+    def rewrite(
+        self,
+        tokens: torch.Tensor,  # [R, N] int64
+        choice: torch.Tensor,  # [R, N] int64
+        root: torch.Tensor,  # [R] int64
+        slots: torch.Tensor,  # [R] int64
+        parents: torch.Tensor | None = None,  # [R, N] int64 of a tree
+    ) -> None: ...
+
+
+class DecodeStep:
+    """One for a worker. ``run`` is good for every mix of requests: the host decides nothing in it."""
+
+    def __init__(
+        self,
+        state: SlotState,
+        sampler: KernelSampler,
+        model: TargetModel,
+        pool: MHAKVPool,
+        backend: AttentionBackend,  # bound to ``pool``
+        spec: SpecShape | None,
+        drafter: DeviceDrafter | None,
+        simulated: AcceptanceRewriter | None = None,
+    ) -> None:
+        self._state = state
+        self._sampler = sampler
+        self._model = model
+        self._pool = pool
+        self._backend = backend
+        self._spec = spec
+        self._drafter = drafter
+        self._simulated = simulated
+
+    def run(self, slots: torch.Tensor, draft_len: int) -> torch.Tensor:
+        """slots: [R] int64 -> packed [R, C + 2] int64: C = draft_len + 1 tokens, how many are put out
+        (none for the pad slot), how many of these are valid.
+        """
+        rows, tree = self._begin(slots, draft_len)
+        num_rows, num_nodes = tree.tokens.shape
+        hidden, aux = self._forward(rows, tree)
+        choice, faulty = self._choose(rows, tree, hidden)
+        parents = None if tree.mask is None else tree.parents
+        if self._simulated is not None and draft_len:
+            self._simulated.rewrite(tree.tokens, choice, rows.root, slots, parents)
+        state = self._state
+        accepted = Accepted.make(num_rows, min(draft_len + 1, num_nodes), slots.device)
+        of_slots = SlotRows(state.seq_len, state.next_token, self._sampler.states.draft_cap, PAD_SLOT)
+        accept(
+            tree.tokens, choice, faulty, slots, rows.root, of_slots, accepted, parents=parents, pdl=rows.pdl
+        )
+        self._sampler.count_rows(slots, accepted.tokens, accepted.counts)
+        if tree.mask is not None:
+            table, size = state.page_table, self._pool.page_size
+            move_path(self._pool.kv, accepted.path, accepted.counts, slots, rows.root, table, size)
+        if self._drafter is not None:
+            assert aux is not None
+            self._drafter.sync(rows, aux, accepted, tree.mask is not None)
+        return accepted.packed
+
+    def _begin(self, slots: torch.Tensor, draft_len: int) -> tuple[Rows, DraftTree]:
+        """Read the state; draft. A chain's parents and depths are left out: nothing reads them."""
+        num_rows, device = slots.shape[0], slots.device
+        num_nodes = draft_len + 1
+        if draft_len:
+            assert self._spec is not None
+            num_nodes = self._spec.num_nodes(draft_len)
+        root = torch.empty(num_rows, dtype=torch.int64, device=device)
+        tokens = torch.zeros(num_rows, draft_len + 1, dtype=torch.int64, device=device)
+        rows = Rows(slots, root, num_rows * num_nodes <= MAX_PDL_TOKENS)
+        begin_rows(slots, self._state.seq_len, self._state.next_token, root, tokens, pdl=rows.pdl)
+        tree = None
+        if draft_len:
+            assert self._drafter is not None, "a speculative step without a drafter"
+            tree = self._drafter.draft(rows, tokens, draft_len)
+        return rows, tree or DraftTree(tokens, tokens, tokens, None)
+
+    def _forward(self, rows: Rows, tree: DraftTree) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The target on every node: hidden [R * N, H], aux [R * N, num_aux * H] with a drafter."""
+        num_nodes = tree.tokens.shape[1]
+        if num_nodes == 1:
+            positions = rows.root
+        elif tree.mask is None:
+            positions = (rows.root[:, None] + torch.arange(num_nodes, device=rows.root.device)).reshape(-1)
+        else:
+            positions = (rows.root[:, None] + tree.depths).reshape(-1)
+        block = Block.CAUSAL if tree.mask is None else Block.TREE
+        # Lengths are read on the device: no bound is needed.
+        attention = self._backend.decode(DecodeRows(rows.slots, rows.root, 0, num_nodes, block, tree.mask))
+        aux_layers = self._drafter.aux_layers if self._drafter else ()
+        return self._model.forward(tree.tokens.reshape(-1), positions, attention, aux_layers)
+
+    def _choose(self, rows: Rows, tree: DraftTree, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The token after every node, and whether its logits were broken: [R, N] each."""
+        num_nodes, is_tree = tree.tokens.shape[1], tree.mask is not None
+        kind = Depths.TREE if is_tree else Depths.CHAIN
+        nodes = NodeRows(rows.slots, rows.root, num_nodes, kind, tree.depths if is_tree else None)
+        return self._sampler.choose_nodes(self._model.logits(hidden), nodes, tree.tokens, tree.mask)
