@@ -6,10 +6,19 @@ from dataclasses import replace
 
 import pytest
 import torch
+from helpers.plan_driver import PlanDriver
+from helpers.tiny_executor import tiny_executor
 
 from sglang.srt.model_executor.config import max_positions
-from sglang.srt.model_executor.memory import OutOfMemoryError, PageBudget, available_bytes
-from sglang.srt.model_executor.step_plan import SpecShape
+from sglang.srt.model_executor.dry_run import largest_prefill, prefill_tokens
+from sglang.srt.model_executor.memory import (
+    DeviceMemory,
+    OutOfMemoryError,
+    PageBudget,
+    available_bytes,
+    default_chunk,
+)
+from sglang.srt.model_executor.step_plan import PAD_SLOT, SpecShape
 
 SPEC = SpecShape(3)
 BUDGET = PageBudget(
@@ -59,3 +68,57 @@ def test_too_little_memory_is_said_with_numbers() -> None:
 
 def test_the_host_has_memory() -> None:
     assert 2**24 < available_bytes(torch.device("cpu")) < 2**50
+
+
+GPU = DeviceMemory(total=1000, free=790, own=200, activations=50, graphs=30)
+
+
+@pytest.mark.parametrize(
+    "changes, fraction, expected",
+    [
+        ({}, 0.9, 900 - 200 - 30),
+        ({}, 0.5, 500 - 200 - 30),
+        ({"activations": 150}, 0.9, 790 - 30 - 150),  # more than the rest: the pool pays
+        ({"free": 300}, 0.9, 300 - 30 - 50),  # others use the GPU too
+        ({"own": 950, "free": 40}, 0.9, 0),
+    ],
+)
+def test_the_pool_gets_what_is_left(changes: dict[str, int], fraction: float, expected: int) -> None:
+    assert replace(GPU, **changes).for_kv(fraction) == expected
+
+
+def test_chunks_of_a_gpu() -> None:
+    assert [default_chunk(size << 30) for size in (24, 80, 96, 141)] == [8192, 8192, 16384, 16384]
+    assert default_chunk(100 * 10**9) == 8192
+
+
+@pytest.mark.parametrize(
+    "num_tokens, num_slots, context_len, num_rows, longest",
+    [(16, 4, 100, 4, 4), (18, 4, 100, 4, 5), (3, 8, 100, 3, 1), (1000, 2, 10, 2, 10)],
+)
+def test_the_largest_prefill(
+    num_tokens: int, num_slots: int, context_len: int, num_rows: int, longest: int
+) -> None:
+    plan = largest_prefill(num_tokens, num_slots, context_len)
+    lengths = [len(chunk.token_ids) for chunk in plan.prefill]
+    assert sum(lengths) == min(num_tokens, num_slots * context_len)
+    assert len(lengths) == num_rows and max(lengths) == longest and min(lengths) >= longest - 1
+    assert all(chunk.slot == PAD_SLOT and chunk.start == 0 and chunk.is_last for chunk in plan.prefill)
+
+
+def test_the_largest_prefill_runs_and_changes_no_request() -> None:
+    driver = PlanDriver(tiny_executor((3, 1, 4)), poison=False)
+    request, other = driver.add([1, 2, 3]), driver.add([1, 2, 3])
+    driver.generate([request], 8, 3)
+    worker = driver.executor.worker
+    worker.execute(largest_prefill(100, 8, 20))
+    driver.generate([other], 8, 3)
+    assert other.output == request.output and not other.faulty
+    assert int(worker.state.seq_len[PAD_SLOT]) == 1
+
+
+def test_tokens_of_a_prefill_step() -> None:
+    assert prefill_tokens(8192, 16384, 1000) == 8192
+    assert prefill_tokens(8192, 4096, 1000) == 4096
+    assert prefill_tokens(-1, 16384, 1000) == 16384
+    assert prefill_tokens(-1, 16384, 131072) == 131072

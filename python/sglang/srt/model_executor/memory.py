@@ -82,3 +82,38 @@ def _cgroup_available() -> int:
         return unlimited
     text = limit.read_text().strip()
     return unlimited if text == "max" else max(0, int(text) - int(used.read_text()))
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """Bytes of one GPU, measured when everything but the KV pool and the graphs is there."""
+
+    total: int
+    free: int
+    own: int  # weights and state of this process
+    activations: int  # what a step needs while it runs, at most
+    graphs: int  # an estimate: they are captured after the pool, whose address they hold
+
+    def for_kv(self, fraction: float) -> int:
+        """What the KV pool may have.
+
+        ``fraction`` of the GPU is for weights, KV and graphs; the rest is for activations, and for what
+        CUDA itself takes. Where that is more than the rest, or others use the GPU too, the pool is smaller.
+        """
+        allowed = int(self.total * fraction) - self.own - self.graphs
+        return max(0, min(allowed, self.free - self.graphs - self.activations))
+
+
+BYTES_A_GRAPH = 8 << 20
+"""What CUDA keeps for one graph of a few hundred launches, beside the tensors in its pool."""
+
+CPU_CHUNK = 512
+"""Prompt tokens of a prefill step on a CPU: some 3 s of 2 cores for the embedded model, in which no row
+decodes."""
+
+_LARGE_GPU = 100 * 10**9  # bytes
+
+
+def default_chunk(total_bytes: int) -> int:
+    """Prompt tokens of a prefill step on a GPU of that size, where the user says nothing."""
+    return 16384 if total_bytes > _LARGE_GPU else 8192

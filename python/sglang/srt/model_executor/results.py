@@ -2,10 +2,35 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
 import torch
 
 from sglang.srt.model_executor.step import StepOutput
 from sglang.srt.model_executor.step_plan import StepPlan, StepResult
+
+
+@dataclass(frozen=True, slots=True)
+class Executed:
+    """A step that has been launched."""
+
+    packed: torch.Tensor  # [R, C + 2] int64, see ``pack``; good until the next step is launched
+    used_graph: bool | None = None  # None: not a decode step, or a device without graphs
+
+
+class StepResults(Protocol):
+    """How results come to the host. Called by the executor's thread, in turn for every step."""
+
+    def begin(self) -> None:
+        """A step is about to be launched."""
+        ...
+
+    def collect(self, plan: StepPlan, executed: Executed | None) -> Callable[[], StepResult]:
+        """What gives the result of the step launched since ``begin``; called once, by any thread."""
+        ...
 
 
 def pack(output: StepOutput) -> torch.Tensor:
@@ -13,7 +38,9 @@ def pack(output: StepOutput) -> torch.Tensor:
     return torch.cat([output.tokens, output.counts[:, None], output.num_valid[:, None]], dim=1)
 
 
-def unpack(plan: StepPlan, packed_cpu: torch.Tensor | None, device_time_s: float) -> StepResult:
+def unpack(
+    plan: StepPlan, packed_cpu: torch.Tensor | None, device_time_s: float, used_graph: bool | None = None
+) -> StepResult:
     """The result of a plan. Chunks before a prompt's last one put out nothing."""
     rows = [] if packed_cpu is None else packed_cpu.tolist()
     num_decode = len(plan.decode_slots)
@@ -23,4 +50,20 @@ def unpack(plan: StepPlan, packed_cpu: torch.Tensor | None, device_time_s: float
         tokens=tuple(tuple(row[: row[-1]]) if c else () for row, c in zip(rows, chooses, strict=False)),
         faults=tuple(row[-1] < row[-2] for row in rows),
         device_time_s=device_time_s,
+        used_graph=used_graph,
     )
+
+
+class HostResults:
+    """On a CPU a step has run when it has been launched."""
+
+    def __init__(self) -> None:
+        self._began = 0.0
+
+    def begin(self) -> None:
+        self._began = time.perf_counter()
+
+    def collect(self, plan: StepPlan, executed: Executed | None) -> Callable[[], StepResult]:
+        packed, used_graph = (executed.packed, executed.used_graph) if executed else (None, None)
+        result = unpack(plan, packed, time.perf_counter() - self._began, used_graph)
+        return lambda: result

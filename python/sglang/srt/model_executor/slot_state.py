@@ -36,11 +36,12 @@ class SlotState:
         if not admissions:
             return
         assert all(a.slot != PAD_SLOT for a in admissions), "the pad slot is never admitted"
-        slots = upload([a.slot for a in admissions], torch.int64, self.device)
-        self.seq_len[slots] = upload([a.cached_len for a in admissions], torch.int32, self.device)
-        self.next_token[slots] = 0
-        self.draft_feature[slots] = 0
-        self.page_table[slots] = PAD_PAGE
+        staged = [[a.slot for a in admissions], [a.cached_len for a in admissions]]
+        slots, cached_len = upload(staged, torch.int64, self.device).unbind()
+        self.seq_len[slots] = cached_len.to(torch.int32)
+        self.next_token.index_fill_(0, slots, 0)
+        self.draft_feature.index_fill_(0, slots, 0)
+        self.page_table.index_fill_(0, slots, PAD_PAGE)
 
     def write_pages(self, writes: Sequence[PageWrite]) -> None:
         """All page-table writes of a step at once."""
@@ -53,8 +54,8 @@ class SlotState:
             columns += range(write.start, write.start + len(write.pages))
             pages += write.pages
         if rows:
-            index = upload([rows, columns], torch.int64, self.device)
-            self.page_table[index[0], index[1]] = upload(pages, torch.int32, self.device)
+            staged = upload([rows, columns, pages], torch.int64, self.device)  # one copy for all
+            self.page_table[staged[0], staged[1]] = staged[2].to(torch.int32)
 
     def advance(
         self,

@@ -127,6 +127,7 @@ class StepResult:
     tokens: tuple[tuple[int, ...], ...]
     faults: tuple[bool, ...]
     device_time_s: float  # seconds the step ran on the device
+    used_graph: bool | None = None  # a decode step's, on a device with CUDA graphs; False: it ran eagerly
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +156,20 @@ class SpecShape:
 
 
 @dataclass(frozen=True, slots=True)
+class GraphSet:
+    """The CUDA graphs captured for one draft length."""
+
+    draft_len: int  # 0: plain
+    sizes: tuple[int, ...]  # rows, ascending
+    seconds: float  # that the capture took
+    bytes: int
+
+    @property
+    def name(self) -> str:
+        return "spec" if self.draft_len else "plain"
+
+
+@dataclass(frozen=True, slots=True)
 class ExecutorInfo:
     """What a scheduler must know of an executor."""
 
@@ -167,3 +182,6 @@ class ExecutorInfo:
     max_spec_rows: int  # decode rows a speculative step may have; 0 without a drafter
     weight_bytes: int = 0
     kv_bytes: int = 0
+    device: str = "cpu"  # or cuda
+    default_chunk: int = 512  # prompt tokens of a step where the user says nothing
+    graphs: tuple[GraphSet, ...] = ()

@@ -7,8 +7,10 @@ import torch
 from sglang.srt.mem_cache.kv_pool import MHAKVPool
 from sglang.srt.model_executor.config import WorkerConfig
 from sglang.srt.model_executor.drafter import Drafter
+from sglang.srt.model_executor.results import Executed, pack
 from sglang.srt.model_executor.slot_state import SlotState
-from sglang.srt.model_executor.step import StepOutput, StepRunner
+from sglang.srt.model_executor.step import StepRunner
+from sglang.srt.model_executor.step_graphs import DecodeSteps
 from sglang.srt.model_executor.step_plan import StepKind, StepPlan
 from sglang.srt.sampling.sampler import StepSampler
 
@@ -24,6 +26,7 @@ class Worker:
         pools: tuple[MHAKVPool, ...],  # the target's, then the drafter's
         drafter: Drafter | None,
         runner: StepRunner,
+        decode_steps: DecodeSteps | None = None,  # for plans without prefill; None: the runner takes all
     ) -> None:
         self.config = config
         self.state = state
@@ -31,17 +34,20 @@ class Worker:
         self.pools = pools
         self.drafter = drafter
         self._runner = runner
+        self._decode_steps = decode_steps
 
     @torch.inference_mode()
-    def execute(self, plan: StepPlan) -> StepOutput | None:
-        """Run one plan; None for a plan without rows. Nothing is read back from the device."""
+    def execute(self, plan: StepPlan) -> Executed | None:
+        """Launch one plan; None for a plan without rows. Nothing is read back from the device."""
         self._check(plan)
         self.state.admit(plan.admissions)
         self.sampler.admit(plan.admissions)
         self.state.write_pages(plan.page_writes)
         if plan.kind is StepKind.IDLE or plan.num_rows == 0:
             return None
-        return self._runner.run(plan)
+        if self._decode_steps is not None and not plan.prefill:
+            return self._decode_steps.run(plan.decode_slots, plan.draft_len)
+        return Executed(pack(self._runner.run(plan)))
 
     def _check(self, plan: StepPlan) -> None:
         """Broken plans are faults of the planner: die loudly rather than index something else."""

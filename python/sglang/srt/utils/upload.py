@@ -16,3 +16,10 @@ def upload(
     if device.type == "cpu":
         return torch.tensor(values, dtype=dtype)
     return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
+
+
+def upload_into(out: torch.Tensor, values: Sequence[int] | Sequence[float]) -> None:
+    """``values`` to a tensor that is on the device already, as ``upload`` does it."""
+    # A pinned tensor stays allocated until the copy has run: torch's pinned allocator sees to that.
+    pinned = torch.tensor(values, dtype=out.dtype, pin_memory=out.device.type == "cuda")
+    out.copy_(pinned, non_blocking=True)

@@ -1,0 +1,81 @@
+"""For which steps CUDA graphs exist. Pure functions of plain values, tested by tables."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sglang.srt.model_executor.step_plan import SpecShape
+
+DEFAULT_MAX_ROWS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class GraphKey:
+    draft_len: int  # 0: plain
+    rows: int
+
+
+def default_sizes(max_rows: int) -> tuple[int, ...]:
+    """SGLang's ladder, ending at ``max_rows`` itself."""
+    ladder = [1, 2, 4, 8, *range(12, 17, 4), *range(24, 257, 8), *range(272, 512, 16)]
+    ladder += range(512, max_rows + 1, 32)
+    return sizes_up_to(max_rows, ladder)
+
+
+def sizes_up_to(max_rows: int, ladder: Sequence[int]) -> tuple[int, ...]:
+    """What of ``ladder`` is below ``max_rows``, and ``max_rows``: so no batch within it is uncovered."""
+    return (*sorted({size for size in ladder if size < max_rows}), max_rows)
+
+
+def plain_sizes(num_slots: int, max_rows: int | None, given: Sequence[int] | None) -> tuple[int, ...]:
+    """Sizes of the plain set, ascending. ``given``: exactly these (up to the limits).
+
+    A batch never has more rows than there are slots, so no size beyond them is worth its memory.
+    """
+    if given is not None:
+        most = num_slots if max_rows is None else min(max_rows, num_slots)
+        within = {size for size in given if size <= most}
+        # All are larger: padding to the slots' number serves every batch.
+        return tuple(sorted(within)) or (most,)
+    return default_sizes(min(DEFAULT_MAX_ROWS if max_rows is None else max_rows, num_slots))
+
+
+def spec_sizes(max_spec_rows: int, given: Sequence[int] | None) -> tuple[int, ...]:
+    """Sizes of the speculative set: those that can speculate, and no others."""
+    return default_sizes(max_spec_rows) if given is None else sizes_up_to(max_spec_rows, given)
+
+
+class GraphSizes:
+    """Captured sizes by draft length; which of them serves a step."""
+
+    def __init__(self, sizes: Mapping[int, Sequence[int]], pad: bool) -> None:
+        """``sizes``: draft length -> sizes, ascending; ``pad``: a step may run in a larger graph."""
+        self.by_draft_len = {draft_len: tuple(of) for draft_len, of in sizes.items()}
+        self._pad = pad
+
+    @property
+    def max_rows(self) -> int:
+        return max(sizes[-1] for sizes in self.by_draft_len.values())
+
+    def covering(self, draft_len: int, num_rows: int) -> GraphKey | None:
+        """The smallest graph for a step; None: the step has to run eagerly."""
+        sizes = self.by_draft_len.get(draft_len, ())
+        place = bisect_left(sizes, num_rows)
+        if place == len(sizes) or (sizes[place] != num_rows and not self._pad):
+            return None
+        return GraphKey(draft_len, sizes[place])
+
+    def capture_order(self, spec: SpecShape | None) -> list[GraphKey]:
+        """All keys, those with the most tokens first: what they allocate serves the smaller ones."""
+
+        def tokens(key: GraphKey) -> int:
+            return key.rows * (spec.num_nodes(key.draft_len) if spec else 1)
+
+        keys = [GraphKey(draft_len, rows) for draft_len, sizes in self.by_draft_len.items() for rows in sizes]
+        return sorted(keys, key=lambda key: (-tokens(key), key.draft_len))
+
+    def largest(self) -> list[GraphKey]:
+        """The largest key of every set."""
+        return [GraphKey(draft_len, sizes[-1]) for draft_len, sizes in self.by_draft_len.items()]

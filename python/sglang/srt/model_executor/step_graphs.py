@@ -1,0 +1,196 @@
+"""Decode steps as CUDA graphs: one for each (draft length, rows), replayed with other slot ids.
+
+Everything a step needs beside the slot ids is on the device, so the ids are the only input. Graphs
+share one memory pool: no two run at a time, so the larger ones' memory serves the smaller ones.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+from tqdm import tqdm
+
+from sglang.srt.model_executor.graph_sizes import GraphKey, GraphSizes
+from sglang.srt.model_executor.results import Executed
+from sglang.srt.model_executor.step_plan import PAD_SLOT, GraphSet, SpecShape
+from sglang.srt.utils.upload import upload, upload_into
+
+logger = logging.getLogger(__name__)
+
+Replay = Callable[[], torch.Tensor]
+CompileAhead = Callable[[int], AbstractContextManager[None]]
+"""Within it ops only compile their kernels; the number is that of compiling threads."""
+
+
+class DeviceStep(Protocol):
+    """A decode step without anything of the host in it (``DecodeStep``)."""
+
+    def run(self, slots: torch.Tensor, draft_len: int) -> torch.Tensor:
+        """slots: [R] int64 on the device, PAD_SLOT in padded rows -> packed [R, C + 2] int64."""
+        ...
+
+
+class Capture(Protocol):
+    """Turns launches into graphs; all of one capture's graphs share their memory."""
+
+    def capture(self, step: Callable[[], torch.Tensor]) -> Replay:
+        """The launches of ``step``; a replay returns the same tensor every time."""
+        ...
+
+    def trace(self, steps: Callable[[], None]) -> None:
+        """Only the host's side of ``steps``: nothing that they launch is run."""
+        ...
+
+    def used_bytes(self) -> int:
+        """Memory in use on the device, by whomever."""
+        ...
+
+
+class CudaCapture:
+    """On the current stream of the thread, which is the one that replays (not the default stream)."""
+
+    def __init__(self, device: torch.device) -> None:
+        assert torch.cuda.current_stream(device) != torch.cuda.default_stream(device)
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def capture(self, step: Callable[[], torch.Tensor]) -> Replay:
+        graph = torch.cuda.CUDAGraph()
+        with self._recording(graph, self._pool):
+            output = step()
+
+        def replay() -> torch.Tensor:
+            graph.replay()
+            return output
+
+        return replay
+
+    def trace(self, steps: Callable[[], None]) -> None:
+        # The graph and its pool are dropped at once.
+        with self._recording(torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()):
+            steps()
+
+    def used_bytes(self) -> int:
+        free, total = torch.cuda.mem_get_info(self._device)
+        return int(total - free)
+
+    def _recording(self, graph: torch.cuda.CUDAGraph, pool: Any) -> AbstractContextManager[None]:
+        # thread_local: the thread that waits for results may use CUDA meanwhile.
+        recording: AbstractContextManager[None] = torch.cuda.graph(
+            graph,
+            pool=pool,
+            stream=torch.cuda.current_stream(self._device),
+            capture_error_mode="thread_local",
+        )
+        return recording
+
+
+class StepGraphs:
+    """The graphs of one ``DeviceStep`` and their only input, the slot ids."""
+
+    def __init__(
+        self,
+        step: DeviceStep,
+        capture: Capture,
+        sizes: GraphSizes,
+        spec: SpecShape | None,
+        device: torch.device,
+    ) -> None:
+        self.sizes = sizes
+        self._step = step
+        self._capture = capture
+        self._spec = spec
+        self._replays: dict[GraphKey, Replay] = {}
+        # [max rows] int64: a graph of R rows reads the first R. Pad slots until a step comes.
+        self._slots = torch.zeros(sizes.max_rows, dtype=torch.int64, device=device)
+        self._held_cpu = [PAD_SLOT] * sizes.max_rows  # what is in it, or on its way there
+
+    @torch.inference_mode()
+    def compile_ahead(self, compile_ahead: CompileAhead) -> None:
+        """Compile the kernels of all keys, many at a time.
+
+        What an op returns meanwhile was never written: a token id may be anything, and a lookup of it
+        would end the process. So the ops that are not compiled ahead must not run either: ``trace``.
+        """
+        began = time.perf_counter()
+
+        def steps() -> None:
+            for key in self.sizes.capture_order(self._spec):
+                self._run(key)
+
+        with compile_ahead(min(32, os.cpu_count() or 1)):
+            self._capture.trace(steps)
+        logger.info("kernels of decode steps: compiled in %.1f s", time.perf_counter() - began)
+
+    @torch.inference_mode()
+    def capture_all(self) -> tuple[GraphSet, ...]:
+        """Capture every key, each after one eager run (of pad slots, which changes no state)."""
+        order = self.sizes.capture_order(self._spec)
+        seconds = dict.fromkeys(self.sizes.by_draft_len, 0.0)
+        num_bytes = dict.fromkeys(self.sizes.by_draft_len, 0)
+        bar = tqdm(order, desc="Capturing CUDA graphs", disable=None)  # None: only on a terminal
+        for key in bar:
+            bar.set_postfix_str(f"draft_len {key.draft_len}, {key.rows} rows")
+            began, used = time.perf_counter(), self._capture.used_bytes()
+            self.capture_key(key)
+            seconds[key.draft_len] += time.perf_counter() - began
+            num_bytes[key.draft_len] += self._capture.used_bytes() - used
+        sets = tuple(
+            GraphSet(draft_len, sizes, seconds[draft_len], num_bytes[draft_len])
+            for draft_len, sizes in self.sizes.by_draft_len.items()
+        )
+        for graphs in sets:
+            logger.info(
+                "CUDA graphs, %s: %d (%d to %d rows), %.1f s, %.0f MiB",
+                graphs.name, len(graphs.sizes), graphs.sizes[0], graphs.sizes[-1],
+                graphs.seconds, graphs.bytes / 2**20,
+            )  # fmt: skip
+        return sets
+
+    @torch.inference_mode()
+    def capture_key(self, key: GraphKey) -> None:
+        self._run(key)  # loads kernels and fills caches, which a capture can't
+        self._replays[key] = self._capture.capture(lambda: self._run(key))
+
+    def run(self, slots_cpu: Sequence[int], draft_len: int) -> torch.Tensor | None:
+        """packed [R, C + 2], good until the next run; None if no graph covers the step."""
+        num_rows = len(slots_cpu)
+        key = self.sizes.covering(draft_len, num_rows)
+        if key is None:
+            return None
+        self._put([*slots_cpu, *[PAD_SLOT] * (key.rows - num_rows)])
+        return self._replays[key]()[:num_rows]
+
+    def _run(self, key: GraphKey) -> torch.Tensor:
+        return self._step.run(self._slots[: key.rows], key.draft_len)
+
+    def _put(self, slots_cpu: list[int]) -> None:
+        """The batch is the same in most steps: then there is nothing to upload."""
+        num_rows = len(slots_cpu)
+        if self._held_cpu[:num_rows] != slots_cpu:
+            upload_into(self._slots[:num_rows], slots_cpu)
+            self._held_cpu[:num_rows] = slots_cpu
+
+
+class DecodeSteps:
+    """Decode steps on a device with graphs: a replay where a graph covers the step, else eager."""
+
+    def __init__(self, step: DeviceStep, graphs: StepGraphs | None, device: torch.device) -> None:
+        """``graphs`` None: --disable-cuda-graph."""
+        self._step = step
+        self._graphs = graphs
+        self._device = device
+
+    def run(self, slots_cpu: Sequence[int], draft_len: int) -> Executed:
+        if self._graphs is not None:
+            packed = self._graphs.run(slots_cpu, draft_len)
+            if packed is not None:
+                return Executed(packed, used_graph=True)
+        slots = upload(slots_cpu, torch.int64, self._device)
+        return Executed(self._step.run(slots, draft_len), used_graph=False)
