@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
 from sglang.srt.configs.speculative_args import parse_threshold, resolve_shape
+from sglang.srt.managers.executor_settings import executor_args
 from sglang.srt.server_args import ServerArgs, shape_warning
 from sglang.srt.utils.flags import ServerArgsError, flags_of, option_name
+from sglang.srt.utils.gpu import has_gpu
 from sglang.srt.utils.upstream_flags import refused_flags
 
 EAGLE = "--speculative-algorithm EAGLE3 --speculative-draft-model-path d"
@@ -27,6 +30,50 @@ def test_defaults() -> None:
     assert args.tokenizer_path == args.served_model_name == "m"
     assert args.attention_backend == "torch_native"
     assert args.speculative_algorithm is None and args.speculative_num_steps is None
+
+
+def test_the_device_decides_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_cpu = executor_args(resolved(""))
+    assert (on_cpu.device, on_cpu.attention_backend, on_cpu.mem_fraction_static) == (
+        "cpu", "torch_native", 0.6,
+    )  # fmt: skip
+    monkeypatch.setattr("sglang.srt.server_args.has_gpu", lambda: True)
+    on_gpu = executor_args(resolved(""))
+    assert (on_gpu.device, on_gpu.attention_backend, on_gpu.mem_fraction_static) == ("cuda", "triton", 0.88)
+    assert on_gpu.cuda_graph_max_bs is on_gpu.cuda_graph_bs is on_gpu.chunked_prefill_size is None
+    assert executor_args(resolved("--device cpu")).attention_backend == "torch_native"
+
+
+def test_graph_flags_reach_the_executor() -> None:
+    line = "--device cuda --cuda-graph-max-bs-decode 40 --cuda-graph-bs 1 8 64 --disable-cuda-graph-padding"
+    args = executor_args(resolved(f"{line} --chunked-prefill-size 4096 --max-prefill-tokens 5000"))
+    assert (args.cuda_graph_max_bs, args.cuda_graph_bs) == (40, (1, 8, 64))
+    assert args.disable_cuda_graph_padding and not args.disable_cuda_graph
+    assert (args.chunked_prefill_size, args.max_prefill_tokens) == (4096, 5000)
+    assert executor_args(resolved("--device cuda --disable-decode-cuda-graph")).disable_cuda_graph
+    given = ServerArgs.from_keywords(model_path="m", device="cuda", cuda_graph_bs=[1, 2])
+    assert given.resolve(None).cuda_graph_bs == (1, 2)
+
+
+@pytest.mark.parametrize(
+    "environ, has_file, torch_version, expected",
+    [
+        ({}, True, "2.11.0+cu130", True),
+        ({}, True, "2.11.0", True),
+        ({"CUDA_VISIBLE_DEVICES": "1"}, True, "2.11.0", True),
+        ({}, False, "2.11.0", False),
+        ({}, True, "2.13.0+cpu", False),
+        ({"CUDA_VISIBLE_DEVICES": ""}, True, "2.11.0", False),
+        ({"CUDA_VISIBLE_DEVICES": "-1"}, True, "2.11.0", False),
+    ],
+)
+def test_a_gpu_is_seen_without_torch(
+    tmp_path: Path, environ: dict[str, str], has_file: bool, torch_version: str, expected: bool
+) -> None:
+    device_file = tmp_path / "nvidiactl"
+    if has_file:
+        device_file.touch()
+    assert has_gpu(environ, device_file, torch_version) is expected
 
 
 def test_every_field_is_a_flag_with_help() -> None:
@@ -73,6 +120,21 @@ def test_aliases() -> None:
         ("--tp 8", "--tp-size 8.*one device"),
         ("--attention-backend triton", "triton.*torch_native"),
         ("--attention-backend magic", "magic is unknown"),
+        ("--device cuda --attention-backend flashinfer", "flashinfer is not supported yet: use triton"),
+        ("--device cuda --attention-backend torch_native", "torch_native is for --device cpu: use triton"),
+        ("--attention-backend fa3", "fa3 needs a kernel"),
+        ("--cuda-graph-max-bs 8", "--cuda-graph-max-bs: there are no CUDA graphs on a CPU"),
+        ("--cuda-graph-bs 1 2", "--cuda-graph-bs: there are no CUDA graphs on a CPU"),
+        ("--disable-cuda-graph", "--disable-cuda-graph: there are no CUDA graphs on a CPU"),
+        ("--disable-cuda-graph-padding", "--disable-cuda-graph-padding: there are no CUDA graphs"),
+        ("--device cuda --cuda-graph-max-bs 0", "--cuda-graph-max-bs must be at least 1"),
+        ("--device cuda --cuda-graph-bs 4 0", "--cuda-graph-bs takes batch sizes of at least 1"),
+        ("--device cuda --cuda-graph-bs", "--cuda-graph-bs.*at least one"),
+        ("--device cuda --cuda-graph-bs 4 x", "--cuda-graph-bs.*whole number.*'x'"),
+        ("--device cuda --cuda-graph-bs 4 8 --cuda-graph-max-bs 2", "--cuda-graph-bs 4 is beyond"),
+        ("--device cuda --disable-cuda-graph --cuda-graph-bs 4", "--cuda-graph-bs changes nothing with"),
+        ("--device cuda --disable-cuda-graph --disable-cuda-graph-padding", "padding changes nothing with"),
+        ("--device tpu", "--device.*cpu.*cuda"),
         ("--page-size 0", "--page-size"),
         ("--context-length 1", "--context-length must be at least 2"),
         ("--max-running-requests 1000000000", "--max-running-requests must be at most 8192"),
@@ -155,6 +217,8 @@ def test_keywords_are_checked_as_flags_are() -> None:
         ({"page_size": True}, "page_size must be of type int"),
         ({"page_size": 2**70}, "64 bits"),
         ({"model_path": ""}, "--model-path is empty"),
+        ({"cuda_graph_bs": 4}, "cuda_graph_bs must be a list of type int"),
+        ({"cuda_graph_bs": [4, "8"]}, "cuda_graph_bs must be of type int"),
         ({"load_format": "gguf"}, "load_format"),
         ({"quantization": "fp8"}, "SGLang has --quantization"),
         ({"speculative_disable_bs_threshold": -1}, "whole number"),
@@ -164,7 +228,7 @@ def test_keywords_are_checked_as_flags_are() -> None:
 
 
 def test_it_crosses_a_process_boundary() -> None:
-    args = resolved(f"{EAGLE} --mem-fraction-static 0.5 --api-key k")
+    args = resolved(f"{EAGLE} --mem-fraction-static 0.5 --api-key k --device cuda --cuda-graph-bs 1 2")
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(args), type=ServerArgs) == args
     assert args.public_dict()["api_key"] == "***"
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from sglang.srt.configs.graph_args import attention_backend, check_graph_flags
 from sglang.srt.configs.speculative_args import (
     check_capture,
     check_exact_verification,
@@ -17,10 +18,10 @@ from sglang.srt.configs.speculative_args import (
     resolve_shape,
 )
 from sglang.srt.utils.flags import ServerArgsError, check_keywords, flag, parse_flags, refuse_empty
+from sglang.srt.utils.gpu import has_gpu
 from sglang.srt.utils.upstream_flags import refused_flags
 
 _LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
-_NOT_ON_CPU = ("triton", "flashinfer", "fa3", "fa4", "trtllm_mla", "trtllm_mha", "flashmla", "cutlass_mla")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +57,16 @@ class ServerArgs:
         "auto",
         str,
         "model",
-        "dtype of weights and KV cache; auto: the checkpoint's",
+        "dtype of weights and KV cache; auto: the checkpoint's, float32 on a CPU",
         choices=("auto", "half", "float16", "bfloat16", "float", "float32", "float64"),
     )
-    device: str = flag("cpu", str, "model", "where the model runs", choices=("cpu", "cuda"))
+    device: str | None = flag(
+        None,
+        str,
+        "model",
+        "where the model runs (default: cuda where there is a GPU)",
+        choices=("cpu", "cuda"),
+    )
     served_model_name: str | None = flag(None, str, "model", "name the API shows (default: the model path)")
     weight_version: str = flag("default", str, "model", "shown in meta_info and /model_info")
     chat_template: str | None = flag(
@@ -89,7 +96,11 @@ class ServerArgs:
 
     # ---- memory and schedule
     mem_fraction_static: float | None = flag(
-        None, float, "memory and schedule", "share of the memory for weights and KV cache"
+        None,
+        float,
+        "memory and schedule",
+        "share of the GPU's memory for weights, KV cache and CUDA graphs (default: 0.88); on a CPU, share of"
+        " what the weights leave for the KV cache (default: 0.6)",
     )
     max_total_tokens: int | None = flag(None, int, "memory and schedule", "tokens the KV cache holds")
     max_running_requests: int | None = flag(None, int, "memory and schedule", "requests that run at once")
@@ -97,7 +108,11 @@ class ServerArgs:
         None, int, "memory and schedule", "requests that may wait; more are refused with status 503"
     )
     chunked_prefill_size: int | None = flag(
-        None, int, "memory and schedule", "most prompt tokens of one request in one step (-1: whole prompts)"
+        None,
+        int,
+        "memory and schedule",
+        "most prompt tokens of one request in one step (-1: whole prompts; default: 512 on a CPU, 8192 on a"
+        " GPU, 16384 on one of more than 100 GB)",
     )
     max_prefill_tokens: int = flag(16384, int, "memory and schedule", "most prompt tokens in one step")
     page_size: int = flag(1, int, "memory and schedule", "tokens in a page of the KV cache")
@@ -108,7 +123,35 @@ class ServerArgs:
         False, bool, "memory and schedule", "finish each step before planning the next"
     )
     disable_radix_cache: bool = flag(False, bool, "memory and schedule", "do not reuse prefixes of prompts")
-    attention_backend: str | None = flag(None, str, "memory and schedule", "torch_native")
+    attention_backend: str | None = flag(
+        None, str, "memory and schedule", "triton on a GPU, torch_native on a CPU"
+    )
+    cuda_graph_max_bs: int | None = flag(
+        None,
+        int,
+        "memory and schedule",
+        "most requests of a plain decode step for which a CUDA graph is captured (default: 256, or"
+        " --max-running-requests); larger steps run eagerly",
+        aliases=("--cuda-graph-max-bs-decode",),
+    )
+    cuda_graph_bs: tuple[int, ...] | None = flag(
+        None,
+        int,
+        "memory and schedule",
+        "sizes for which CUDA graphs are captured, instead of the usual ones",
+        aliases=("--cuda-graph-bs-decode",),
+        many=True,
+    )
+    disable_cuda_graph: bool = flag(
+        False,
+        bool,
+        "memory and schedule",
+        "run every decode step eagerly",
+        aliases=("--disable-decode-cuda-graph",),
+    )
+    disable_cuda_graph_padding: bool = flag(
+        False, bool, "memory and schedule", "use a CUDA graph only for a batch of exactly its size"
+    )
     tp_size: int = flag(1, int, "parallel", "only 1 works now", aliases=("--tp", "--tensor-parallel-size"))
     dp_size: int = flag(1, int, "parallel", "only 1 works now", aliases=("--dp", "--data-parallel-size"))
     ep_size: int = flag(1, int, "parallel", "only 1 works now", aliases=("--ep", "--expert-parallel-size"))
@@ -167,7 +210,8 @@ class ServerArgs:
         refuse_empty(ServerArgs, values)
         values = _with_number_threshold(values)
         check_keywords(ServerArgs, {k: v for k, v in values.items() if k != _THRESHOLD}, refused_flags())
-        return ServerArgs(**values)
+        fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+        return ServerArgs(**fields)
 
     def resolve(self, architecture: str | None) -> ServerArgs:
         """Check everything that can be checked without the model, and fill in derived values.
@@ -180,11 +224,20 @@ class ServerArgs:
         assert self.model_path is not None
         _check_ranges(self)
         _check_one_device(self)
+        device = self.device or ("cuda" if has_gpu() else "cpu")
+        check_graph_flags(
+            device,
+            self.cuda_graph_max_bs,
+            self.cuda_graph_bs,
+            self.disable_cuda_graph,
+            self.disable_cuda_graph_padding,
+        )
         return replace(
             self,
+            device=device,
             tokenizer_path=self.tokenizer_path or self.model_path,
             served_model_name=self.served_model_name or self.model_path,
-            attention_backend=_attention_backend(self.attention_backend),
+            attention_backend=attention_backend(self.attention_backend, device),
             **_speculative_values(self, architecture),
         )
 
@@ -216,7 +269,7 @@ def _check_ranges(args: ServerArgs) -> None:
 
     for name in (
         "max_total_tokens", "max_running_requests", "max_prefill_tokens", "page_size",
-        "stream_interval", "decode_log_interval", "speculative_capture_max_bs",
+        "stream_interval", "decode_log_interval", "speculative_capture_max_bs", "cuda_graph_max_bs",
     ):  # fmt: skip
         value = getattr(args, name)
         need(value is None or value >= 1, f"--{name.replace('_', '-')} must be at least 1, got {value}")
@@ -252,13 +305,6 @@ def _check_one_device(args: ServerArgs) -> None:
                 f"--{name}-size {size} is not supported yet: this server runs on one device;"
                 " use 1, or leave it out"
             )
-
-
-def _attention_backend(given: str | None) -> str:
-    if given in (None, "torch_native"):
-        return "torch_native"
-    why = "needs a kernel this server does not have yet" if given in _NOT_ON_CPU else "is unknown"
-    raise ServerArgsError(f"--attention-backend {given} {why}: use torch_native, or leave it out")
 
 
 def _speculative_values(args: ServerArgs, architecture: str | None) -> dict[str, Any]:

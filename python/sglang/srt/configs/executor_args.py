@@ -12,14 +12,23 @@ class ExecutorArgs:
     load_format: str = "auto"  # auto, safetensors, pt, or dummy: random weights
     draft_load_format: str | None = None  # None: as the target's
     dtype: str = "auto"  # auto: float32 on a CPU, the checkpoint's elsewhere
-    device: str = "cpu"
+    device: str = "cpu"  # or cuda
     page_size: int = 1
     max_total_tokens: int | None = None  # KV tokens; None: as many as mem_fraction_static allows
-    mem_fraction_static: float = 0.6  # of the memory available after the weights
+    # On a CPU of the memory available after the weights, for KV; on CUDA of all, for weights, KV and graphs.
+    mem_fraction_static: float = 0.6
     max_running_requests: int = 128  # slots
     context_length: int | None = None  # None: the model's
-    attention_backend: str = "torch_native"
+    attention_backend: str = "torch_native"  # on CUDA: triton
     num_steps: int = 3
     topk: int = 1
     num_draft_tokens: int = 0  # the root counts; 0: num_steps + 1
-    capture_max_bs: int | None = None  # decode rows a speculative step may have; None: all slots
+    # Decode rows a speculative step may have; None: all slots, on CUDA the plain graphs' largest.
+    capture_max_bs: int | None = None
+    # The rest is for CUDA.
+    chunked_prefill_size: int | None = None  # prompt tokens of a step; None: the device's; -1: whole prompts
+    max_prefill_tokens: int = 16384
+    cuda_graph_max_bs: int | None = None  # None: 256, but no more than there are slots
+    cuda_graph_bs: tuple[int, ...] | None = None  # exactly these sizes
+    disable_cuda_graph: bool = False
+    disable_cuda_graph_padding: bool = False

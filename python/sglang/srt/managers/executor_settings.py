@@ -8,12 +8,12 @@ from sglang.srt.configs.executor_args import ExecutorArgs
 from sglang.srt.server_args import ServerArgs
 
 DEFAULT_RUNNING_REQUESTS: Final = 128
-DEFAULT_MEM_FRACTION: Final = 0.6
+DEFAULT_MEM_FRACTION: Final = {"cpu": 0.6, "cuda": 0.88}
 
 
 def executor_args(args: ServerArgs) -> ExecutorArgs:
     """``args`` are resolved."""
-    assert args.model_path is not None and args.attention_backend is not None
+    assert args.model_path is not None and args.attention_backend is not None and args.device is not None
     speculates = args.speculative_algorithm is not None
     capture = args.speculative_capture_max_bs
     if capture is None and args.speculative_disable_bs_threshold:
@@ -27,7 +27,7 @@ def executor_args(args: ServerArgs) -> ExecutorArgs:
         device=args.device,
         page_size=args.page_size,
         max_total_tokens=args.max_total_tokens,
-        mem_fraction_static=args.mem_fraction_static or DEFAULT_MEM_FRACTION,
+        mem_fraction_static=args.mem_fraction_static or DEFAULT_MEM_FRACTION[args.device],
         max_running_requests=args.max_running_requests or DEFAULT_RUNNING_REQUESTS,
         context_length=args.context_length,
         attention_backend=args.attention_backend,
@@ -35,4 +35,10 @@ def executor_args(args: ServerArgs) -> ExecutorArgs:
         topk=args.speculative_eagle_topk or 1,
         num_draft_tokens=args.speculative_num_draft_tokens or 0,
         capture_max_bs=capture,
+        chunked_prefill_size=args.chunked_prefill_size,
+        max_prefill_tokens=args.max_prefill_tokens,
+        cuda_graph_max_bs=args.cuda_graph_max_bs,
+        cuda_graph_bs=args.cuda_graph_bs,
+        disable_cuda_graph=args.disable_cuda_graph,
+        disable_cuda_graph_padding=args.disable_cuda_graph_padding,
     )

@@ -25,6 +25,7 @@ class Flag:
     help: str
     choices: tuple[str, ...]
     aliases: tuple[str, ...]
+    many: bool = False  # one or more values, kept as a tuple
 
 
 def flag(
@@ -35,9 +36,10 @@ def flag(
     *,
     choices: tuple[str, ...] = (),
     aliases: tuple[str, ...] = (),
+    many: bool = False,
 ) -> Any:
     """A dataclass field that is also a command line flag of the same name."""
-    return field(default=default, metadata={_KEY: Flag(kind, group, help, choices, aliases)})
+    return field(default=default, metadata={_KEY: Flag(kind, group, help, choices, aliases, many)})
 
 
 def flags_of(table: type) -> dict[str, tuple[Flag, Any]]:
@@ -69,6 +71,7 @@ def build_parser(table: type, prog: str, description: str) -> argparse.ArgumentP
             *names,
             dest=name,
             type=_number(row.kind) if row.kind in (int, float) else row.kind,
+            nargs="+" if row.many else None,
             choices=row.choices or None,
             default=default,
             help=row.help + shown,
@@ -96,7 +99,8 @@ def parse_flags(
     if extra:
         options = [o for name, (row, _) in flags_of(table).items() for o in (option_name(name), *row.aliases)]
         raise ServerArgsError(_unknown(extra[0], options))
-    return vars(values)
+    many = {name for name, (row, _) in flags_of(table).items() if row.many}
+    return {k: tuple(v) if k in many and v is not None else v for k, v in vars(values).items()}
 
 
 def check_keywords(table: type, values: Mapping[str, Any], refused: Mapping[str, str]) -> None:
@@ -109,13 +113,20 @@ def check_keywords(table: type, values: Mapping[str, Any], refused: Mapping[str,
         row, default = known[name]
         if value is None and default is None:
             continue
-        accepted = (int, float) if row.kind is float else (row.kind,)
-        if not isinstance(value, accepted) or (isinstance(value, bool) and row.kind is not bool):
-            raise ServerArgsError(f"{name} must be of type {row.kind.__name__}, got {value!r}")
-        if type(value) is int and abs(value) > _LARGEST_INT:
-            raise ServerArgsError(f"{name} must be a number of at most 64 bits, got {value!r}")
-        if row.choices and value not in row.choices:
-            raise ServerArgsError(f"{name} must be one of {', '.join(row.choices)}; got {value!r}")
+        if row.many and not isinstance(value, list | tuple):
+            raise ServerArgsError(f"{name} must be a list of type {row.kind.__name__}, got {value!r}")
+        for one in value if row.many else (value,):
+            _check_keyword(name, row, one)
+
+
+def _check_keyword(name: str, row: Flag, value: Any) -> None:
+    accepted = (int, float) if row.kind is float else (row.kind,)
+    if not isinstance(value, accepted) or (isinstance(value, bool) and row.kind is not bool):
+        raise ServerArgsError(f"{name} must be of type {row.kind.__name__}, got {value!r}")
+    if type(value) is int and abs(value) > _LARGEST_INT:
+        raise ServerArgsError(f"{name} must be a number of at most 64 bits, got {value!r}")
+    if row.choices and value not in row.choices:
+        raise ServerArgsError(f"{name} must be one of {', '.join(row.choices)}; got {value!r}")
 
 
 def _number(kind: type) -> Any:

@@ -7,7 +7,10 @@ from typing import Final
 _EXACT: Final = (
     "verification is exact here (a draft is kept only if the model chooses it itself): leave it out"
 )
-_NO_GRAPHS: Final = "there are no CUDA graphs on the CPU backend: leave it out"
+_GRAPHS: Final = (
+    "a decode step is one CUDA graph: use --cuda-graph-max-bs, --cuda-graph-bs or --disable-cuda-graph,"
+    " or leave it out"
+)
 _ONE_DEVICE: Final = "this server runs on one device: leave it out"
 _CHAIN_OR_TREE: Final = "only EAGLE-3 drafters are supported: leave it out"
 _NO_LORA: Final = "serve a merged checkpoint instead"
@@ -48,11 +51,9 @@ _HINTS: Final[dict[str, tuple[str, ...]]] = {
         "decode-attention-backend", "prefill-attention-backend", "speculative-draft-attention-backend",
         "mm-attention-backend",
     ),
-    _NO_GRAPHS: (
-        "cuda-graph-max-bs", "cuda-graph-bs", "cuda-graph-config", "cuda-graph-backend-decode",
-        "cuda-graph-backend-prefill", "cuda-graph-max-bs-decode", "cuda-graph-max-bs-prefill",
-        "cuda-graph-bs-decode", "cuda-graph-bs-prefill", "disable-prefill-cuda-graph",
-        "disable-decode-cuda-graph", "disable-cuda-graph", "disable-cuda-graph-padding",
+    _GRAPHS: (
+        "cuda-graph-config", "cuda-graph-backend-decode", "cuda-graph-backend-prefill",
+        "cuda-graph-max-bs-prefill", "cuda-graph-bs-prefill", "disable-prefill-cuda-graph",
         "enable-torch-compile", "torch-compile-max-bs", "enable-piecewise-cuda-graph",
         "disable-piecewise-cuda-graph", "piecewise-cuda-graph-max-tokens", "piecewise-cuda-graph-tokens",
         "piecewise-cuda-graph-compiler", "enable-profile-cuda-graph", "enable-cudagraph-gc",

@@ -1,0 +1,57 @@
+"""The rules for the device and its CUDA graph flags. Pure functions of plain values, tested by tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from sglang.srt.utils.flags import ServerArgsError
+
+NO_GRAPHS_ON_CPU: Final = "there are no CUDA graphs on a CPU (--device cpu): leave it out"
+_KERNELS_ELSEWHERE: Final = ("fa3", "fa4", "trtllm_mla", "trtllm_mha", "flashmla", "cutlass_mla")
+_OWN: Final = {"cpu": "torch_native", "cuda": "triton"}
+
+
+def check_graph_flags(
+    device: str, max_bs: int | None, sizes: Sequence[int] | None, disable: bool, disable_padding: bool
+) -> None:
+    """
+    Raises:
+        ServerArgsError: a flag that would change nothing, or sizes that can't be.
+    """
+    given = {
+        "--cuda-graph-max-bs": max_bs is not None,
+        "--cuda-graph-bs": sizes is not None,
+        "--disable-cuda-graph-padding": disable_padding,
+    }
+    shaping = [name for name, is_given in given.items() if is_given]
+    if device == "cpu" and (shaping or disable):
+        name = shaping[0] if shaping else "--disable-cuda-graph"
+        raise ServerArgsError(f"{name}: {NO_GRAPHS_ON_CPU}")
+    if disable and shaping:
+        raise ServerArgsError(
+            f"{shaping[0]} changes nothing with --disable-cuda-graph: leave one out"
+        )
+    if sizes is not None and (not sizes or min(sizes) < 1):
+        raise ServerArgsError(f"--cuda-graph-bs takes batch sizes of at least 1, got {list(sizes)}")
+    if sizes is not None and max_bs is not None and min(sizes) > max_bs:
+        raise ServerArgsError(
+            f"--cuda-graph-bs {min(sizes)} is beyond --cuda-graph-max-bs {max_bs}: no size is left"
+        )
+
+
+def attention_backend(given: str | None, device: str) -> str:
+    """The backend of the device, where that or nothing is asked for."""
+    own = _OWN[device]
+    if given in (None, own):
+        return own
+    other = {name: place for place, name in _OWN.items()}.get(str(given))
+    if other is not None:
+        why = f"is for --device {other}"
+    elif given == "flashinfer":
+        why = "is not supported yet"
+    else:
+        why = "needs a kernel this server does not have" if given in _KERNELS_ELSEWHERE else "is unknown"
+    raise ServerArgsError(
+        f"--attention-backend {given} {why}: use {own} on {device}, or leave it out"
+    )
