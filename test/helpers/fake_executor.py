@@ -165,7 +165,13 @@ class FakeExecutor:
             chosen = self._prefill(self._slots[chunk.slot], chunk)
             faults.append(self._take_fault(chunk.slot))
             tokens.append(() if faults[-1] else chosen)
-        return StepResult(plan.step_id, tuple(tokens), tuple(faults), device_time_s=0.001)
+        return StepResult(plan.step_id, tuple(tokens), tuple(faults), 0.001, self._used_graph(plan))
+
+    def _used_graph(self, plan: StepPlan) -> bool | None:
+        if self._info.device == "cpu" or plan.prefill or not plan.decode_slots:
+            return None
+        sizes = [graphs.sizes for graphs in self._info.graphs if graphs.draft_len == plan.draft_len]
+        return bool(sizes) and len(plan.decode_slots) <= sizes[0][-1]
 
     def _take_fault(self, slot: int) -> bool:
         if slot in self.fault_slots:

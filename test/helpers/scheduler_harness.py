@@ -26,7 +26,7 @@ from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.managers.scheduler_config import SchedulerConfig
 from sglang.srt.mem_cache.prefix_cache import NoCache, PrefixCache
 from sglang.srt.mem_cache.radix_cache import RadixCache
-from sglang.srt.model_executor.step_plan import ExecutorInfo, SlotSampling, SpecShape
+from sglang.srt.model_executor.step_plan import ExecutorInfo, GraphSet, SlotSampling, SpecShape
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.speculative.toggle import Policy, decide_by_threshold
 
@@ -62,6 +62,7 @@ class SchedulerHarness:
         lazy: bool = True,
         seed: int = 0,
         metrics: MetricsSink | None = None,
+        graphs: tuple[GraphSet, ...] = (),  # any: a device with CUDA graphs
         **config: Any,
     ) -> None:
         self.info = ExecutorInfo(
@@ -72,6 +73,8 @@ class SchedulerHarness:
             vocab_size=FakeModel().vocab_size,
             spec=spec,
             max_spec_rows=(num_slots if max_spec_rows is None else max_spec_rows) if spec else 0,
+            device="cuda" if graphs else "cpu",
+            graphs=graphs,
         )
         self.model = FakeModel()
         self.executor = FakeExecutor(self.info, self.model, seed=seed, lazy=lazy)

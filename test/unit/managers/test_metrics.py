@@ -16,7 +16,7 @@ from sglang.srt.entrypoints.metrics_endpoint import metrics_router
 from sglang.srt.managers.metrics import DecodeReport, IntervalReport
 from sglang.srt.managers.prometheus_sink import PrometheusSink, SinkLabels
 from sglang.srt.managers.stats import Acceptance
-from sglang.srt.model_executor.step_plan import SpecShape
+from sglang.srt.model_executor.step_plan import GraphSet, SpecShape
 
 LABELS = {"model_name": "m", "engine_type": "unified", "tp_rank": "0", "pp_rank": "0", "moe_ep_rank": "0"}
 
@@ -105,6 +105,42 @@ def test_retractions_are_counted() -> None:
         answer.stats.num_retractions for answer in harness.answers.values() if answer.stats
     )
     assert value(registry, "evicted_tokens_total") > 0  # type: ignore[operator]
+
+
+GRAPHS = (GraphSet(0, (1, 2), 0.5, 3 << 30), GraphSet(3, (1,), 0.25, 1 << 30))
+
+
+def test_steps_that_no_graph_covers_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    harness, registry = make(graphs=GRAPHS)
+    assert value(registry, "cuda_graph_eager_steps_total") == 0
+    harness.send([1], max_new_tokens=5)
+    harness.run()
+    assert value(registry, "cuda_graph_eager_steps_total") == 0
+    assert harness.state()["cuda_graph_eager_steps"] == 0
+    harness.executor.accept_counts.extend([1] * 100)
+    for _ in range(2):  # two rows speculate, and there is a graph for one
+        harness.send([1], max_new_tokens=9)
+    with caplog.at_level(logging.INFO):
+        harness.run()
+    state = harness.state()
+    # Steps are counted as they ran, the one behind the requests' ends too.
+    uncovered = sum(len(plan.decode_slots) == 2 for plan in harness.executor.plans)
+    assert state["cuda_graph_eager_steps"] == value(registry, "cuda_graph_eager_steps_total") == uncovered
+    assert uncovered >= 4
+    assert any("cuda graph: False, gen throughput" in r.getMessage() for r in caplog.records)
+    assert state["cuda_graphs"] == {
+        "plain": {"draft_len": 0, "sizes": [1, 2], "seconds": 0.5, "bytes": 3 << 30},
+        "spec": {"draft_len": 3, "sizes": [1], "seconds": 0.25, "bytes": 1 << 30},
+    }
+    assert state["decode_cuda_graph_bs"] == [1, 2] and state["decode_cuda_graph_memory_gb"] == 4.0
+
+
+def test_a_cpu_has_no_figures_of_graphs() -> None:
+    harness, registry = make()
+    harness.send([1], max_new_tokens=5)
+    harness.run()
+    assert not [name for name in harness.state() if "graph" in name]
+    assert "graph" not in generate_latest(registry).decode()
 
 
 def _exposed(folder: Path) -> str:

@@ -78,7 +78,7 @@ class Committer:
     def commit(self, step: PlannedStep, result: StepResult, now: float) -> None:
         plan = step.plan
         assert result.step_id == plan.step_id and len(result.tokens) == plan.num_rows == len(result.faults)
-        self._stats.step_committed(now, result.device_time_s)
+        self._stats.step_committed(now, result.device_time_s, result.used_graph)
         tally = DecodeTally(plan.draft_len)
         for row, request in enumerate(step.decode_requests):
             assert result.tokens[row] or result.faults[row], "a decode row chose nothing"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from sglang.srt.managers.io_struct import (
@@ -17,7 +17,7 @@ from sglang.srt.managers.scheduler_config import SchedulerConfig
 from sglang.srt.managers.stats import StatsRecorder
 from sglang.srt.managers.toggle_settings import ToggleSettings
 from sglang.srt.mem_cache.prefix_cache import PrefixCache
-from sglang.srt.model_executor.step_plan import ExecutorInfo
+from sglang.srt.model_executor.step_plan import ExecutorInfo, GraphSet
 from sglang.srt.speculative.toggle import ThresholdError
 
 THRESHOLD = "speculative_disable_bs_threshold"
@@ -99,6 +99,25 @@ class Controls:
             "num_running_reqs": self._table.num_running,
             "num_queue_reqs": len(self._table.waiting),
         }
+        if self._info.graphs:
+            state |= _graph_state(self._info.graphs)
         if self._settings.has_drafter:
             state[THRESHOLD] = self._settings.threshold
         return state | self._stats.figures()
+
+
+def _graph_state(sets: Sequence[GraphSet]) -> dict[str, Any]:
+    """``cuda_graphs`` is ours; the other two are SGLang's."""
+    return {
+        "cuda_graphs": {
+            graphs.name: {
+                "draft_len": graphs.draft_len,
+                "sizes": list(graphs.sizes),
+                "seconds": round(graphs.seconds, 3),
+                "bytes": graphs.bytes,
+            }
+            for graphs in sets
+        },
+        "decode_cuda_graph_bs": list(sets[0].sizes),  # the plain ones
+        "decode_cuda_graph_memory_gb": round(sum(graphs.bytes for graphs in sets) / GIB, 3),
+    }

@@ -16,6 +16,7 @@ class EngineConstants:
     spec_num_draft_tokens: int | None
     weight_bytes: int
     kv_bytes: int
+    has_graphs: bool = False  # a device whose decode steps may be CUDA graphs
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,10 @@ class MetricsSink(Protocol):
 
     def decode_step(self, report: DecodeReport) -> None: ...
 
+    def eager_step(self) -> None:
+        """A decode step that no CUDA graph covered, on a device that has them."""
+        ...
+
     def prefill_step(self, report: PrefillReport) -> None: ...
 
     def interval(self, report: IntervalReport) -> None: ...
@@ -98,6 +103,9 @@ class NullSink:
         return None
 
     def decode_step(self, report: DecodeReport) -> None:
+        return None
+
+    def eager_step(self) -> None:
         return None
 
     def prefill_step(self, report: PrefillReport) -> None:

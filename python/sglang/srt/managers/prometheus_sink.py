@@ -58,6 +58,9 @@ COUNTERS = {
     "decode_steps": ("Decode steps.", ("mode",)),
     "decode_tokens": ("Tokens emitted by decode steps.", ("mode",)),
 }
+GRAPH_COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "cuda_graph_eager_steps": ("Decode steps that no CUDA graph covered.", ()),
+}
 SPEC_COUNTERS = {
     "spec_verify_calls": ("Rows verified.", ()),
     "spec_switches": ("Changes of mode between decode steps.", ("to", "reason")),
@@ -100,6 +103,9 @@ class PrometheusSink:
             self._count("decode_tokens", 0, mode=mode)
         for name in ("num_aborted_requests", "num_retracted_requests"):
             self._count(name, 0)
+        if constants.has_graphs:
+            self._make({}, GRAPH_COUNTERS)
+            self._count("cuda_graph_eager_steps", 0)
         if constants.spec_num_steps is not None and constants.spec_num_draft_tokens is not None:
             self._make(SPEC_GAUGES, SPEC_COUNTERS)
             self._set("spec_num_steps", constants.spec_num_steps)
@@ -121,6 +127,9 @@ class PrometheusSink:
             self._set("spec_draft_len", report.draft_len)
         if report.draft_len:
             self._count("spec_verify_calls", report.num_rows)
+
+    def eager_step(self) -> None:
+        self._count("cuda_graph_eager_steps", 1)
 
     def prefill_step(self, report: PrefillReport) -> None:
         total = report.num_tokens + report.num_cached_tokens

@@ -79,7 +79,9 @@ class Scheduler:
         self._settings = ToggleSettings(
             config.speculative_disable_bs_threshold, info.max_spec_rows, has_drafter
         )
-        self._stats = StatsRecorder(metrics, config.decode_log_interval, has_drafter)
+        self._stats = StatsRecorder(
+            metrics, config.decode_log_interval, has_drafter, has_graphs=info.device == "cuda"
+        )
         self._outputs = OutputQueue(emit, config.stream_interval)
         self._releaser = Releaser(self._budget, self.slots, cache, has_drafter)
         self._finisher = Finisher(self.table, self._releaser, self._outputs, self._stats)
@@ -203,4 +205,5 @@ def _constants(info: ExecutorInfo) -> EngineConstants:
         spec_num_draft_tokens=info.spec.num_draft_tokens if info.spec else None,
         weight_bytes=info.weight_bytes,
         kv_bytes=info.kv_bytes,
+        has_graphs=info.device == "cuda",
     )

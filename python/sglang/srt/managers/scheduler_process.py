@@ -25,14 +25,13 @@ from sglang.srt.server_args import ServerArgs
 from sglang.srt.speculative.toggle import decide_by_threshold
 from sglang.srt.utils.child_process import end_with_parent, read_config
 from sglang.srt.utils.flags import ServerArgsError
+from sglang.srt.utils.gpu import GPU_DEVICE_FILE
 from sglang.srt.utils.ipc import Receiver, Sender, close_sockets, endpoint, remove_run_folder
 from sglang.srt.utils.log import configure_logging
 from sglang.srt.utils.openmp import spin_briefly
 from sglang.srt.utils.text_tokenizer import TextTokenizer, TokenizerError
 
 NAME = "scheduler"
-_DEFAULT_CHUNK = 512  # tokens; some 3 s of a 2-core CPU for the embedded model, in which no row decodes
-_GPU_DEVICE_FILE = Path("/dev/nvidiactl")
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +44,7 @@ class SchedulerProcessConfig(msgspec.Struct, frozen=True):
 def scheduler_config(args: ServerArgs, info: ExecutorInfo) -> SchedulerConfig:
     return SchedulerConfig(
         max_running_requests=min(args.max_running_requests or DEFAULT_RUNNING_REQUESTS, info.num_slots),
-        chunked_prefill_size=args.chunked_prefill_size or _DEFAULT_CHUNK,
+        chunked_prefill_size=args.chunked_prefill_size or info.default_chunk,
         max_prefill_tokens=args.max_prefill_tokens,
         max_queued_requests=args.max_queued_requests,
         enable_mixed_chunk=args.enable_mixed_chunk,
@@ -92,7 +91,7 @@ def _metrics(args: ServerArgs) -> MetricsSink:
 
 
 def _build_executor(args: ServerArgs) -> Executor:
-    if args.device == "cuda" and not _GPU_DEVICE_FILE.exists():
+    if args.device == "cuda" and not GPU_DEVICE_FILE.exists():
         raise ServerArgsError("--device cuda: there is no NVIDIA GPU here; use --device cpu, or leave it out")
     # Only now: it imports torch, which takes seconds, and errors before it need not wait for that.
     from sglang.srt.managers.executor_build import build_executor

@@ -68,10 +68,15 @@ class Interval:
 
 
 class StatsRecorder:
-    def __init__(self, sink: MetricsSink, decode_log_interval: int, has_drafter: bool) -> None:
+    def __init__(
+        self, sink: MetricsSink, decode_log_interval: int, has_drafter: bool, has_graphs: bool = False
+    ) -> None:
         self._sink = sink
         self._log_interval = decode_log_interval
         self._has_drafter = has_drafter
+        self._has_graphs = has_graphs
+        self._num_eager_steps = 0
+        self._used_graph: bool | None = None  # by the last decode step
         self._interval = Interval()
         self._last_commit_ts: float | None = None
         self._num_evicted_tokens = 0
@@ -83,7 +88,13 @@ class StatsRecorder:
 
     # ---- fed by the scheduler ------------------------------------------------------------------
 
-    def step_committed(self, now: float, device_time_s: float) -> None:
+    def step_committed(self, now: float, device_time_s: float, used_graph: bool | None = None) -> None:
+        """``used_graph`` None: not a decode step, or a device without CUDA graphs."""
+        if used_graph is not None:
+            self._used_graph = used_graph
+        if used_graph is False:
+            self._num_eager_steps += 1
+            self._sink.eager_step()
         last = self._last_commit_ts
         self._interval.busy_s += device_time_s if last is None else max(0.0, now - last)
         self._last_commit_ts = now
@@ -142,6 +153,8 @@ class StatsRecorder:
             "last_gen_throughput": self._last_gen_throughput,
             "decode_steps": dict(self._decode_steps),
         }
+        if self._has_graphs:
+            figures["cuda_graph_eager_steps"] = self._num_eager_steps
         if not self._has_drafter:
             return figures
         figures["spec_draft_len"] = self._last_draft_len
@@ -168,5 +181,7 @@ class StatsRecorder:
             parts.append(f"accept len: {acceptance.length:.2f}")
         if acceptance.rate is not None:
             parts.append(f"accept rate: {acceptance.rate:.2f}")
+        if self._used_graph is not None:
+            parts.append(f"cuda graph: {self._used_graph}")
         parts.append(f"gen throughput (token/s): {throughput:.2f}, #queue-req: {load.num_queued}")
         logger.info("%s", ", ".join(parts))

@@ -1,0 +1,199 @@
+"""The CUDA half of ``executor_build``: what has to be in memory before what, and why.
+
+1. weights; 2. slot state and sampler; 3. a trial with a KV pool of one page: kernels are compiled, the
+largest steps run once and the largest graphs are captured, so it is known what they need; 4. the KV
+pool, of what is left; 5. the graphs. They come last because they hold the pool's address, and the
+trial comes first because the pool's size depends on theirs.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from dataclasses import dataclass, replace
+
+import torch
+
+from sgl_kernel.launch import compile_ahead
+from sglang.srt.configs.executor_args import ExecutorArgs
+from sglang.srt.layers.attention.triton_backend import TritonAttention
+from sglang.srt.managers.executor_build_models import (
+    ExecutorArgsError,
+    LoadedModels,
+    make_pool,
+    page_budget,
+    worker_config,
+)
+from sglang.srt.mem_cache.kv_pool import MHAKVPool
+from sglang.srt.model_executor.accept import TokenRewriter
+from sglang.srt.model_executor.config import WorkerConfig
+from sglang.srt.model_executor.decode_step import DecodeStep
+from sglang.srt.model_executor.dry_run import largest_prefill, prefill_tokens
+from sglang.srt.model_executor.graph_sizes import GraphSizes, plain_sizes, spec_sizes
+from sglang.srt.model_executor.memory import BYTES_A_GRAPH, DeviceMemory
+from sglang.srt.model_executor.slot_state import SlotState
+from sglang.srt.model_executor.step import StepRunner
+from sglang.srt.model_executor.step_graphs import CudaCapture, DecodeSteps, StepGraphs
+from sglang.srt.model_executor.step_plan import PAD_SLOT, GraphSet
+from sglang.srt.model_executor.worker import Worker
+from sglang.srt.sampling.kernel_sampler import KernelSampler
+from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
+from sglang.srt.speculative.kernel_drafter import KernelDrafter
+
+logger = logging.getLogger(__name__)
+
+
+def start_device() -> torch.device:
+    """The device, with a stream of its own for this thread: the default stream can't be captured.
+
+    Everything is loaded, captured and replayed on that stream, so nothing ever waits for another.
+    """
+    if not torch.cuda.is_available():
+        raise ExecutorArgsError("device cuda: PyTorch finds no NVIDIA GPU; use --device cpu")
+    device = torch.device("cuda", torch.cuda.current_device())
+    torch.cuda.set_stream(torch.cuda.Stream(device))
+    return device
+
+
+def build_cuda(
+    args: ExecutorArgs, models: LoadedModels, simulated: TokenRewriter | None, chunk: int
+) -> tuple[Worker, tuple[GraphSet, ...]]:
+    """``chunk``: prompt tokens of a step where ``args`` say nothing."""
+    if args.attention_backend != "triton":
+        raise ExecutorArgsError(f"attention backend {args.attention_backend!r} is not one of: triton")
+    plain = None
+    if not args.disable_cuda_graph:
+        plain = plain_sizes(args.max_running_requests, args.cuda_graph_max_bs, args.cuda_graph_bs)
+    config = worker_config(args, models, 1, args.max_running_requests if plain is None else plain[-1])
+    sizes = None if plain is None else _graph_sizes(args, config, plain)
+    wiring = _Wiring(models, config, simulated)
+    _wake_library(models)
+    memory = _measure(wiring, sizes, args.chunked_prefill_size or chunk, args.max_prefill_tokens)
+    budget = page_budget(args, models, memory.for_kv(args.mem_fraction_static), mem_fraction=1.0)
+    config = replace(config, num_pages=budget.num_pages())
+    wired = wiring.wire(config)
+    graphs = None
+    sets: tuple[GraphSet, ...] = ()
+    if sizes is not None:
+        graphs = StepGraphs(wired.step, CudaCapture(config.device), sizes, config.spec, config.device)
+        sets = graphs.capture_all()
+    decode_steps = DecodeSteps(wired.step, graphs, config.device)
+    worker = Worker(
+        config, wiring.state, wiring.sampler, wired.pools, wired.drafter, wired.runner, decode_steps
+    )
+    torch.cuda.synchronize()
+    return worker, sets
+
+
+def _graph_sizes(args: ExecutorArgs, config: WorkerConfig, plain: tuple[int, ...]) -> GraphSizes:
+    sizes = {0: plain}
+    if config.spec is not None:
+        sizes[config.spec.num_steps] = spec_sizes(config.max_spec_rows, args.cuda_graph_bs)
+    return GraphSizes(sizes, pad=not args.disable_cuda_graph_padding)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wired:
+    """What is bound to a KV pool."""
+
+    pools: tuple[MHAKVPool, ...]
+    drafter: EAGLEWorkerV2 | None
+    step: DecodeStep
+    runner: StepRunner
+
+
+class _Wiring:
+    """State and sampler, which no pool's size changes, and the rest for a pool of any size."""
+
+    def __init__(self, models: LoadedModels, config: WorkerConfig, simulated: TokenRewriter | None) -> None:
+        self.config = config
+        self.state = SlotState(config)
+        self.sampler = KernelSampler(config.num_rows, config.vocab_size, config.device)
+        num_nodes = config.spec.num_draft_tokens if config.spec else 0
+        self.sampler.reserve(max(config.num_slots, config.max_spec_rows * num_nodes))
+        self._models = models
+        self._simulated = simulated
+
+    def wire(self, config: WorkerConfig) -> _Wired:
+        models, state, sampler, spec = self._models, self.state, self.sampler, config.spec
+        pool = make_pool(models.target.kv_shape, config)
+        backend = self._backend(pool, models.target.config.num_heads)
+        pools: tuple[MHAKVPool, ...] = (pool,)
+        trees = chains = None
+        if models.drafter is not None and spec is not None:
+            backend.reserve(config.max_spec_rows, spec.num_draft_tokens)
+            draft_pool = make_pool(models.drafter.kv_shape, config)
+            draft_backend = self._backend(draft_pool, models.drafter.config.num_heads)
+            draft_backend.reserve(config.max_spec_rows, spec.topk, spec.topk * (spec.num_steps - 1))
+            pools = (pool, draft_pool)
+            trees = EAGLEWorkerV2(
+                models.drafter, draft_pool, draft_backend, sampler.states, spec, models.drafter.aux_layers
+            )
+            chains = KernelDrafter(models.drafter, draft_backend, state, sampler, spec, trees)
+        step = DecodeStep(state, sampler, models.target, pool, backend, spec, chains, self._simulated)
+        runner = StepRunner(state, sampler, models.target, pool, backend, trees, self._simulated)
+        return _Wired(pools, trees, step, runner)
+
+    def _backend(self, pool: MHAKVPool, num_heads: int) -> TritonAttention:
+        backend = TritonAttention(pool, self.state.page_table, num_heads)
+        backend.reserve(self.config.num_slots, 1)
+        return backend
+
+
+def _wake_library(models: LoadedModels) -> None:
+    """The library of matrix products takes memory when it is first used, which a capture forbids."""
+    x = torch.ones(16, 16, dtype=models.dtype, device=models.device)
+    torch.addmm(x[0], x, x)
+    torch.mm(x, x)
+
+
+def _measure(wiring: _Wiring, sizes: GraphSizes | None, chunk: int, max_prefill_tokens: int) -> DeviceMemory:
+    """What steps and graphs need. Every tensor of the trial is gone when this returns."""
+    config = wiring.config
+    device = config.device
+    trial = wiring.wire(config)
+    graphs = None
+    if sizes is not None:
+        graphs = StepGraphs(trial.step, CudaCapture(device), sizes, config.spec, device)
+        graphs.compile_ahead(compile_ahead)
+    tokens = prefill_tokens(chunk, max_prefill_tokens, config.context_len)
+    activations = _run_largest(trial, config, tokens)
+    graph_bytes = 0
+    if graphs is not None and sizes is not None:
+        free, _ = torch.cuda.mem_get_info(device)
+        for key in sizes.largest():
+            graphs.capture_key(key)
+        graph_bytes = free - torch.cuda.mem_get_info(device)[0]
+        graph_bytes += BYTES_A_GRAPH * len(sizes.capture_order(config.spec))
+    del trial, graphs
+    gc.collect()
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)
+    memory = DeviceMemory(total, free, torch.cuda.memory_reserved(device), activations, graph_bytes)
+    logger.info(
+        "memory: %.1f GiB, free %.1f; weights and state %.1f, a step at most %.2f, graphs about %.2f",
+        *(size / 2**30 for size in (total, free, memory.own, activations, graph_bytes)),
+    )
+    return memory
+
+
+@torch.inference_mode()
+def _run_largest(trial: _Wired, config: WorkerConfig, num_tokens: int) -> int:
+    """Bytes that the largest steps take while they run, all of pad slots."""
+    device = config.device
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_reserved(device)
+    trial.runner.run(largest_prefill(num_tokens, config.num_slots, config.context_len))
+    largest = [(config.num_slots, 0)]
+    if config.spec is not None:
+        largest.append((config.max_spec_rows, config.spec.num_steps))
+    for num_rows, draft_len in largest:
+        slots = torch.full((num_rows,), PAD_SLOT, dtype=torch.int64, device=device)
+        trial.step.run(slots, draft_len)
+    torch.cuda.synchronize(device)
+    peak = torch.cuda.max_memory_reserved(device) - before
+    torch.cuda.empty_cache()
+    return peak

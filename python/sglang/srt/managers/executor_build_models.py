@@ -1,0 +1,149 @@
+"""What an executor is built from on every device: shapes, dtype, models, pools."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from sglang.srt.configs.executor_args import ExecutorArgs
+from sglang.srt.configs.model_config import ModelConfig, ModelConfigError
+from sglang.srt.mem_cache.kv_pool import MHAKVPool
+from sglang.srt.model_executor.config import WorkerConfig, max_positions
+from sglang.srt.model_executor.memory import PageBudget
+from sglang.srt.model_executor.step_plan import SpecShape
+from sglang.srt.model_loader.checkpoint import open_source
+from sglang.srt.models.dense import DenseModel, KVShape
+from sglang.srt.models.llama_eagle3 import LlamaEagle3
+from sglang.srt.models.registry import build_drafter, build_model
+
+_DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "float": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "half": torch.float16,
+}
+
+
+class ExecutorArgsError(ValueError):
+    """The arguments name something that is not there; one line for the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModels:
+    target: DenseModel
+    drafter: LlamaEagle3 | None
+    spec: SpecShape | None
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.target.weight_bytes + (self.drafter.weight_bytes if self.drafter else 0)
+
+    @property
+    def bytes_per_place(self) -> int:
+        """Of KV: all layers of both models."""
+        shapes = [self.target.kv_shape] + ([self.drafter.kv_shape] if self.drafter else [])
+        return sum(_bytes_per_place(shape, self.dtype) for shape in shapes)
+
+
+def load_models(args: ExecutorArgs, device: torch.device) -> LoadedModels:
+    spec = _spec_shape(args)
+    config = ModelConfig.from_folder(args.model_path, args.context_length)
+    dtype = _dtype(args.dtype, config, device)
+    positions = max_positions(config.context_len, spec)
+    source = open_source(args.model_path, args.load_format, dtype, device)
+    target = build_model(config, source, dtype, device, positions)
+    if spec is None:
+        return LoadedModels(target, None, None, dtype, device)
+    assert args.draft_model_path is not None
+    draft_config = ModelConfig.from_draft_folder(args.draft_model_path, config.context_len)
+    source = open_source(args.draft_model_path, args.draft_load_format or args.load_format, dtype, device)
+    drafter = build_drafter(draft_config, source, target, dtype, device, positions)
+    if spec.topk > len(drafter.target_ids):
+        raise ModelConfigError(
+            f"{args.draft_model_path}: topk is {spec.topk}, but the draft vocabulary has"
+            f" {len(drafter.target_ids)} ids"
+        )
+    return LoadedModels(target, drafter, spec, dtype, device)
+
+
+def page_budget(
+    args: ExecutorArgs, models: LoadedModels, available_bytes: int, mem_fraction: float
+) -> PageBudget:
+    return PageBudget(
+        page_size=args.page_size,
+        bytes_per_place=models.bytes_per_place,
+        num_slots=args.max_running_requests,
+        context_len=models.target.config.context_len,
+        spec=models.spec,
+        max_total_tokens=args.max_total_tokens,
+        mem_fraction=mem_fraction,
+        available_bytes=available_bytes,
+    )
+
+
+def worker_config(
+    args: ExecutorArgs, models: LoadedModels, num_pages: int, most_spec_rows: int
+) -> WorkerConfig:
+    """``most_spec_rows``: rows of a speculative step where the user sets no limit."""
+    spec_rows = 0
+    if models.spec is not None:
+        asked = most_spec_rows if args.capture_max_bs is None else args.capture_max_bs
+        spec_rows = max(1, min(asked, args.max_running_requests))
+    return WorkerConfig(
+        device=models.device,
+        dtype=models.dtype,
+        num_slots=args.max_running_requests,
+        num_pages=num_pages,
+        page_size=args.page_size,
+        context_len=models.target.config.context_len,
+        vocab_size=models.target.config.vocab_size,
+        spec=models.spec,
+        max_spec_rows=spec_rows,
+        feature_size=models.drafter.feature_size if models.drafter is not None else 0,
+    )
+
+
+def make_pool(shape: KVShape, config: WorkerConfig) -> MHAKVPool:
+    return MHAKVPool(
+        shape.num_layers,
+        config.num_pages,
+        config.page_size,
+        shape.num_kv_heads,
+        shape.head_dim,
+        config.dtype,
+        config.device,
+    )
+
+
+def _spec_shape(args: ExecutorArgs) -> SpecShape | None:
+    if args.draft_model_path is None:
+        return None
+    spec = SpecShape(args.num_steps, args.topk, args.num_draft_tokens)
+    if spec.num_steps < 1 or spec.topk < 1:
+        raise ExecutorArgsError(f"speculation needs at least 1 step and topk 1, got {spec}")
+    most = spec.pool_size(spec.num_steps) + 1
+    if not 2 <= spec.num_draft_tokens <= most or (spec.topk == 1 and spec.num_draft_tokens != most):
+        raise ExecutorArgsError(
+            f"{spec.num_steps} steps with topk {spec.topk} give {most} draft tokens at most"
+            f" (exactly, for topk 1), got {spec.num_draft_tokens}"
+        )
+    return spec
+
+
+def _dtype(name: str, model: ModelConfig, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        name = "float32" if device.type == "cpu" else model.dtype
+    if name not in _DTYPES:
+        raise ExecutorArgsError(f"dtype {name!r} is not one of auto, {', '.join(_DTYPES)}")
+    if device.type == "cuda" and _DTYPES[name] == torch.float64:
+        raise ExecutorArgsError("dtype float64 is for the CPU: use bfloat16, float16 or float32 on CUDA")
+    return _DTYPES[name]
+
+
+def _bytes_per_place(shape: KVShape, dtype: torch.dtype) -> int:
+    return shape.num_layers * shape.num_kv_heads * 2 * shape.head_dim * dtype.itemsize
