@@ -10,6 +10,7 @@ from sgl_kernel.sampling.choose import ChoiceBuffers, choose, choose_launches
 from sgl_kernel.sampling.filters.ops import filter_cutoffs, filter_launch
 from sgl_kernel.sampling.noise import gumbel_noise, noise_launch, random_bits
 from sgl_kernel.sampling.rows import Depths, NodeRows
+from sgl_kernel.sampling.rules import ops as rules_ops
 from sgl_kernel.sampling.rules.ops import (
     Asks,
     RuleStates,
@@ -81,7 +82,9 @@ def _states(sampler: Sampler) -> RuleStates:
         penalties_state.repetition,
         bias._lists.ids,
         bias._bias,
+        torch.tensor([0, *(len(s.logit_bias) for s in SAMPLINGS)], dtype=torch.int32),
         early._lists.ids,
+        torch.tensor([0, *(len(s.suppressed_ids) for s in SAMPLINGS)], dtype=torch.int32),
         early._free_from,
     )
 
@@ -202,7 +205,41 @@ def body_filters() -> None:
         assert differs.sum() <= 1
 
 
-BODIES = ("body_pipeline", "body_noise", "body_drafts", "body_filters")
+def body_blocks() -> None:
+    """As where lines are many: one program goes through several blocks of a line."""
+    num_lines, vocab = 6, 4500
+    slots = torch.zeros(num_lines, dtype=torch.int64)
+    slots[[3, 5]] = 1
+    rows = NodeRows(slots, torch.full((num_lines,), 7), 1)
+    number = torch.tensor([0, 3], dtype=torch.int32)
+    ids = torch.tensor([[0] * 4, [10, 2100, 4499, 11]])  # the fourth is past the number
+    states = RuleStates(
+        asks=torch.tensor([0, int(Asks.PENALTIES | Asks.BIASES | Asks.SUPPRESSION)], dtype=torch.int32),
+        token_counts=(torch.arange(2 * vocab).view(2, vocab) % 3).to(torch.int32),
+        frequency=torch.tensor([0, 0.5]),
+        presence=torch.zeros(2),
+        repetition=torch.ones(2),
+        bias_ids=ids,
+        biases=torch.tensor([[0.0] * 4, [1.0, 2.0, 3.0, 4.0]]),
+        num_biases=number,
+        suppressed_ids=ids + torch.tensor([[0], [-1]]),
+        num_suppressed=number,
+        free_from=torch.tensor([0, 9]),
+    )
+    logits = torch.randn(num_lines, vocab, generator=torch.Generator().manual_seed(6))
+    wanted = logits.clone()
+    wanted[slots == 1] -= 0.5 * states.token_counts[1]
+    wanted[:, [10, 2100, 4499]] += (slots == 1)[:, None] * torch.tensor([1.0, 2.0, 3.0])
+    for token in (9, 2099, 4498):
+        wanted[slots == 1, token] = -torch.finfo(torch.float32).max
+    tokens = torch.zeros(num_lines, 1, dtype=torch.int64)
+    for programs in (6, 12, 1024):  # of a line: 1, 2, and one a block
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(rules_ops, "_PROGRAMS", programs)
+            assert torch.equal(apply_rules(logits.clone(), rows, tokens, states), wanted)
+
+
+BODIES = ("body_pipeline", "body_noise", "body_drafts", "body_filters", "body_blocks")
 
 
 def body_all() -> None:
@@ -256,9 +293,12 @@ def test_filters_rules_and_noise_fit() -> None:
             logits, rows, _meta(64), _meta(64, dtype=i64), _meta(64), _meta(64), logits, _meta(128), pdl=True
         )
     )
-    lists = (_meta(64, 300, dtype=i64), _meta(64, 300), _meta(64, 8, dtype=i64), _meta(64, dtype=i64))
+    number = _meta(64, dtype=i32)
+    lists = (_meta(64, 300, dtype=i64), _meta(64, 300), number, _meta(64, 8, dtype=i64), number)
     counts = _meta(64, vocab, dtype=i32)
-    states = RuleStates(_meta(64, dtype=i32), counts, _meta(64), _meta(64), _meta(64), *lists)
+    states = RuleStates(
+        _meta(64, dtype=i32), counts, _meta(64), _meta(64), _meta(64), *lists, _meta(64, dtype=i64)
+    )
     tokens = _meta(8, 16, dtype=i64)
     check(rules_launch(logits, rows, tokens, states, mask, pdl=True))
     chain = NodeRows(_meta(32, dtype=i64), _meta(32, dtype=i32), 4)

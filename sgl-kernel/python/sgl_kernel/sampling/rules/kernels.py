@@ -37,6 +37,20 @@ def _penalised(value, count, frequency, presence, repetition):
 
 
 @triton.jit
+def _biased(value, column, ids, biases, number):
+    for i in range(number):
+        value = tl.where(column == tl.load(ids + i), value + tl.load(biases + i), value)
+    return value
+
+
+@triton.jit
+def _silenced(value, column, ids, number):
+    for i in range(number):
+        value = tl.where(column == tl.load(ids + i), -LARGEST, value)
+    return value
+
+
+@triton.jit
 def apply_rules_kernel(
     logits,  # [R * NODES, VOCAB] float32, changed in place
     slots,  # [R]
@@ -49,14 +63,16 @@ def apply_rules_kernel(
     frequency,  # [slots] float32
     presence,  # [slots] float32
     repetition,  # [slots] float32
-    bias_ids,  # [slots, NUM_BIASES] int64
-    biases,  # [slots, NUM_BIASES] float32
-    suppressed_ids,  # [slots, NUM_SUPPRESSED] int64
+    bias_ids,  # [slots, BIAS_WIDTH] int64
+    biases,  # [slots, BIAS_WIDTH] float32
+    num_biases,  # [slots] int32
+    suppressed_ids,  # [slots, SUPPRESSED_WIDTH] int64
+    num_suppressed,  # [slots] int32
     free_from,  # [slots] int64
     logits_stride,
     VOCAB,
-    NUM_BIASES,
-    NUM_SUPPRESSED,
+    BIAS_WIDTH,
+    SUPPRESSED_WIDTH,
     NODES: tl.constexpr,
     DEPTHS: tl.constexpr,
     MASK: tl.constexpr,
@@ -69,33 +85,32 @@ def apply_rules_kernel(
     slot = tl.load(slots + row).to(tl.int64)
     flags = tl.load(asks + slot)
     if flags != 0:
-        column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        inside = column < VOCAB
-        target = logits + line * logits_stride + column
-        raw = tl.load(target, mask=inside, other=0.0)
-        value = raw
-        if (flags & PENALTIES) != 0:
-            counts = token_counts + slot * VOCAB
-            count = _times_put_out(counts, tokens, mask, row, node, column, inside, NODES, MASK)
-            value = _penalised(
-                value,
-                count,
-                tl.load(frequency + slot),
-                tl.load(presence + slot),
-                tl.load(repetition + slot),
-            )
-        if (flags & BIASES) != 0:
-            for i in range(NUM_BIASES):
-                at = slot * NUM_BIASES + i
-                value = tl.where(column == tl.load(bias_ids + at), value + tl.load(biases + at), value)
-        # Stays finite: what is not finite means, further down, that the logits came so.
-        value = tl.minimum(tl.maximum(value, -LARGEST), LARGEST)
         early = node_index(root, depths, row, node, 1, NODES, DEPTHS) < tl.load(free_from + slot)
-        if ((flags & SUPPRESSION) != 0) & early:
-            for i in range(NUM_SUPPRESSED):
-                hit = column == tl.load(suppressed_ids + slot * NUM_SUPPRESSED + i)
-                value = tl.where(hit, -LARGEST, value)
-        tl.store(target, tl.where(is_finite(raw), value, raw), mask=inside)
+        bias_list, silent_list = slot * BIAS_WIDTH, suppressed_ids + slot * SUPPRESSED_WIDTH
+        for first in range(tl.program_id(0) * BLOCK, VOCAB, tl.num_programs(0) * BLOCK):
+            column = first + tl.arange(0, BLOCK)
+            inside = column < VOCAB
+            target = logits + line * logits_stride + column
+            raw = tl.load(target, mask=inside, other=0.0)
+            value = raw
+            if (flags & PENALTIES) != 0:
+                counts = token_counts + slot * VOCAB
+                count = _times_put_out(counts, tokens, mask, row, node, column, inside, NODES, MASK)
+                value = _penalised(
+                    value,
+                    count,
+                    tl.load(frequency + slot),
+                    tl.load(presence + slot),
+                    tl.load(repetition + slot),
+                )
+            if (flags & BIASES) != 0:
+                number = tl.load(num_biases + slot)
+                value = _biased(value, column, bias_ids + bias_list, biases + bias_list, number)
+            # Stays finite: what is not finite means, further down, that the logits came so.
+            value = tl.minimum(tl.maximum(value, -LARGEST), LARGEST)
+            if ((flags & SUPPRESSION) != 0) & early:
+                value = _silenced(value, column, silent_list, tl.load(num_suppressed + slot))
+            tl.store(target, tl.where(is_finite(raw), value, raw), mask=inside)
 
 
 @triton.jit

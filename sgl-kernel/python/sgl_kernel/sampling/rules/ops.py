@@ -12,6 +12,9 @@ from sgl_kernel.launch import Launch, next_power_of_2
 from sgl_kernel.sampling.rows import Depths, NodeRows
 
 _LARGEST = torch.finfo(torch.float32).max
+_PROGRAMS = 1024
+"""So many (of 8 warps) an H200 holds at a time. Where no row asks, a step pays for their start alone, so
+a line of a large batch has few of them, and a line of a small one as many as it has blocks."""
 
 
 class Asks(IntFlag):
@@ -24,7 +27,7 @@ class Asks(IntFlag):
 
 @dataclass(frozen=True, slots=True)
 class RuleStates:
-    """Per slot. Lists of ids repeat their first one (with bias 0) up to their width."""
+    """Per slot. What a list holds past its number of entries may be any id of the vocabulary."""
 
     asks: torch.Tensor  # [slots] int32, a sum of ``Asks``
     token_counts: torch.Tensor  # [slots, V] int32: how often each id was put out, the root included
@@ -33,7 +36,9 @@ class RuleStates:
     repetition: torch.Tensor  # [slots] float32
     bias_ids: torch.Tensor  # [slots, B] int64
     biases: torch.Tensor  # [slots, B] float32
+    num_biases: torch.Tensor  # [slots] int32
     suppressed_ids: torch.Tensor  # [slots, S] int64
+    num_suppressed: torch.Tensor  # [slots] int32
     free_from: torch.Tensor  # [slots] int64: index from which they may be chosen
 
 
@@ -72,15 +77,23 @@ def apply_rules_ref(
     asks = rows.of_slots(states.asks)[:, None]
     raw = logits.clone()
     new = torch.where(asks & Asks.PENALTIES > 0, _penalised(raw, rows, tokens, states, mask), raw)
-    bias_ids = states.bias_ids[rows.slots.to(torch.int64)].repeat_interleave(rows.num_nodes, 0)
+    ids, listed = _lists(rows, states.bias_ids, states.num_biases)
     biases = states.biases[rows.slots.to(torch.int64)].repeat_interleave(rows.num_nodes, 0)
-    new = torch.where(asks & Asks.BIASES > 0, new.scatter_add(-1, bias_ids, biases), new)
-    new = new.clamp(-_LARGEST, _LARGEST)
+    biased = new.scatter_add(-1, ids, biases.masked_fill(~listed, 0))
+    new = torch.where(asks & Asks.BIASES > 0, biased, new).clamp(-_LARGEST, _LARGEST)
     early = rows.index().reshape(-1) < rows.of_slots(states.free_from)
-    silent = states.suppressed_ids[rows.slots.to(torch.int64)].repeat_interleave(rows.num_nodes, 0)
-    silenced = new.scatter(-1, silent, -_LARGEST)
-    new = torch.where((asks & Asks.SUPPRESSION > 0) & early[:, None], silenced, new)
+    ids, listed = _lists(rows, states.suppressed_ids, states.num_suppressed)
+    silent = torch.zeros_like(new).scatter_add(-1, ids, listed.to(new.dtype)) > 0
+    silent &= (asks & Asks.SUPPRESSION > 0) & early[:, None]
+    new = new.masked_fill(silent, -_LARGEST)
     return logits.copy_(torch.where(raw.isfinite() & (asks > 0), new, raw))
+
+
+def _lists(rows: NodeRows, ids: torch.Tensor, count: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Lists of slots as those of lines: the ids [R * N, K], and which of them count [R * N, K] bool."""
+    place = torch.arange(ids.shape[1], device=ids.device)
+    of_lines = ids[rows.slots.to(torch.int64)].repeat_interleave(rows.num_nodes, 0)
+    return of_lines, place < rows.of_slots(count)[:, None]
 
 
 def _penalised(
@@ -118,17 +131,19 @@ def rules_launch(
     assert logits.dtype == torch.float32 and logits.stride(1) == 1 and num_lines == rows.num_lines
     assert (mask is None) == (rows.kind is not Depths.TREE) and tokens.is_contiguous()
     block = min(2048, next_power_of_2(vocab_size))
+    programs = min(-(-vocab_size // block), -(-_PROGRAMS // num_lines))
     pdl = pdl and device_info(logits.device).has_pdl
     depths = rows.slots if rows.depths is None else rows.depths
     paths = (depths, tokens, tokens if mask is None else mask)
     states_args = (
         states.asks, states.token_counts, states.frequency, states.presence, states.repetition,
-        states.bias_ids, states.biases, states.suppressed_ids, states.free_from,
+        states.bias_ids, states.biases, states.num_biases,
+        states.suppressed_ids, states.num_suppressed, states.free_from,
     )  # fmt: skip
     sizes = (logits.stride(0), vocab_size, states.bias_ids.shape[1], states.suppressed_ids.shape[1])
     return Launch(
         apply_rules_kernel,
-        (-(-vocab_size // block), num_lines),
+        (programs, num_lines),
         (logits, rows.slots, rows.root, *paths, *states_args, *sizes),
         {
             "NODES": rows.num_nodes,
