@@ -79,11 +79,23 @@ def test_tiny_temperatures_are_greedy(temperature: float) -> None:
         ({"logit_bias": [[float("inf"), 1.0]]}, "logit_bias"),
         ({"logit_bias": {str(2**64): 1.0}}, "logit_bias"),
         ({"stop": ["\ud800"]}, "stop"),
+        # A slot's lists have a fixed size on a GPU.
+        ({"stop_token_ids": list(range(257))}, "stop_token_ids may have at most 256 entries, got 257"),
+        (
+            {"logit_bias": {str(i): 1 for i in range(1025)}},
+            "logit_bias may have at most 1024 entries, got 1025",
+        ),
     ],
 )
 def test_what_is_wrong_is_named(given: dict[str, Any], said: str) -> None:
     with pytest.raises(SamplingParamsError, match=said):
         SamplingParams.from_dict(given)
+
+
+def test_the_longest_lists_are_taken() -> None:
+    given = {"stop_token_ids": list(range(256)), "logit_bias": {str(i): 1 for i in range(1024)}}
+    params = SamplingParams.from_dict(given)
+    assert len(params.stop_token_ids) == 256 and len(params.logit_bias) == 1024
 
 
 def test_a_minimum_without_a_maximum_is_bounded_too() -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 GREEDY_BELOW = 1e-6
 MAX_STOPS = 32
+MAX_STOP_IDS = 256  # a slot's lists of ids have a fixed size on a GPU, and what one device takes all do
+MAX_LOGIT_BIASES = 1024
 LARGEST_INT = 2**31 - 1  # of counts, limits and ids: sums of them still fit in a device's int64
 LARGEST_NUMBER = 1e30  # of what is multiplied, divided and added as float32
 
@@ -100,6 +102,9 @@ class SamplingParams:
             all(0 <= t <= LARGEST_INT for t in self.stop_token_ids),
             f"stop_token_ids must be from 0 to {LARGEST_INT}",
         )
+        for name, most in (("stop_token_ids", MAX_STOP_IDS), ("logit_bias", MAX_LOGIT_BIASES)):
+            given = len(getattr(self, name))
+            need(given <= most, f"{name} may have at most {most} entries, got {given}")
         for name in sorted(_INT_FIELDS - {"sampling_seed"}):
             value = getattr(self, name)
             need(value is None or value <= LARGEST_INT, f"{name} must be at most {LARGEST_INT}, got {value}")

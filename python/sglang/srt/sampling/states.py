@@ -31,19 +31,27 @@ class SamplingStates:
     """Owner of the sampling rows of every slot; the host keeps which slots need what."""
 
     def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
-        def full(value: float, dtype: torch.dtype) -> torch.Tensor:
-            return torch.full((num_rows,), value, dtype=dtype, device=device)
+        def full(values: Sequence[float], dtype: torch.dtype) -> torch.Tensor:
+            column = torch.tensor(values, dtype=dtype, device=device)[:, None]
+            return column.repeat(1, num_rows)
 
-        self.temperature = full(0, torch.float32)  # [slots]; 0: greedy
-        self.top_k = full(vocab_size, torch.int64)  # [slots]; vocab_size: all
-        self.top_p = full(1, torch.float32)  # [slots]
-        self.min_p = full(0, torch.float32)  # [slots]
-        self.seed = full(0, torch.int64)  # [slots]
-        self.draft_cap = full(NO_CAP, torch.int64)  # [slots] most drafts accepted a step
+        # Rows of one tensor a type, so that an admission is one copy and one write each.
+        self._floats = full([0, 1, 0], torch.float32)
+        self._ints = full([vocab_size, 0, NO_CAP], torch.int64)
+        self.temperature = self._floats[0]  # [slots]; 0: greedy
+        self.top_p = self._floats[1]  # [slots]
+        self.min_p = self._floats[2]  # [slots]
+        self.top_k = self._ints[0]  # [slots]; vocab_size: all
+        self.seed = self._ints[1]  # [slots]
+        self.draft_cap = self._ints[2]  # [slots] most drafts accepted a step
         self._vocab_ids = torch.arange(vocab_size, device=device)  # [V] int64
         self._vocab_size = vocab_size
         self._sampled_cpu = [False] * num_rows
         self._filtered_cpu = [False] * num_rows
+
+    @property
+    def bytes(self) -> int:
+        return self._floats.nbytes + self._ints.nbytes + self._vocab_ids.nbytes
 
     def admit(self, admissions: Sequence[SlotAdmission]) -> None:
         """Set the rows of slots that begin a new life."""
@@ -52,16 +60,15 @@ class SamplingStates:
         for a in admissions:
             self._sampled_cpu[a.slot] = is_sampled(a.sampling)
             self._filtered_cpu[a.slot] = is_filtered(a.sampling)
-
-        def put(row: torch.Tensor, values: Sequence[int] | Sequence[float]) -> None:
-            row[slots] = upload(values, row.dtype, row.device)
-
-        put(self.temperature, [p.temperature if is_sampled(p) else 0.0 for p in params])
-        put(self.top_k, [p.top_k if p.top_k > 0 else self._vocab_size for p in params])
-        put(self.top_p, [p.top_p for p in params])
-        put(self.min_p, [p.min_p for p in params])
-        put(self.seed, [_signed64(p.seed) for p in params])
-        put(self.draft_cap, [NO_CAP if p.draft_cap is None else p.draft_cap for p in params])
+        temperature = [p.temperature if is_sampled(p) else 0.0 for p in params]
+        floats = [temperature, [p.top_p for p in params], [p.min_p for p in params]]
+        self._floats[:, slots] = upload(floats, torch.float32, slots.device)
+        ints = [
+            [p.top_k if p.top_k > 0 else self._vocab_size for p in params],
+            [_signed64(p.seed) for p in params],
+            [NO_CAP if p.draft_cap is None else p.draft_cap for p in params],
+        ]
+        self._ints[:, slots] = upload(ints, torch.int64, slots.device)
 
     def is_sampled(self, slot: int) -> bool:
         return self._sampled_cpu[slot]
