@@ -152,20 +152,20 @@ def _measure(wiring: _Wiring, sizes: GraphSizes | None, chunk: int, max_prefill_
     config = wiring.config
     device = config.device
     trial = wiring.wire(config)
-    graphs = None
+    capture, graphs = CudaCapture(device), None
     if sizes is not None:
-        graphs = StepGraphs(trial.step, CudaCapture(device), sizes, config.spec, device)
+        graphs = StepGraphs(trial.step, capture, sizes, config.spec, device)
         graphs.compile_ahead(compile_ahead)
     tokens = prefill_tokens(chunk, max_prefill_tokens, config.context_len)
     activations = _run_largest(trial, config, tokens)
     graph_bytes = 0
     if graphs is not None and sizes is not None:
-        free, _ = torch.cuda.mem_get_info(device)
-        for key in sizes.largest():
+        used = capture.used_bytes()
+        for key in sizes.largest():  # they share their pool, as all will
             graphs.capture_key(key)
-        graph_bytes = free - torch.cuda.mem_get_info(device)[0]
+        graph_bytes = capture.used_bytes() - used
         graph_bytes += BYTES_A_GRAPH * len(sizes.capture_order(config.spec))
-    del trial, graphs
+    del trial, graphs, capture
     gc.collect()
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()

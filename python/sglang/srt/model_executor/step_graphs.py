@@ -77,6 +77,7 @@ class CudaCapture:
             steps()
 
     def used_bytes(self) -> int:
+        torch.cuda.empty_cache()  # what only waits to be used again is not in use
         free, total = torch.cuda.mem_get_info(self._device)
         return int(total - free)
 
@@ -119,14 +120,15 @@ class StepGraphs:
         would end the process. So the ops that are not compiled ahead must not run either: ``trace``.
         """
         began = time.perf_counter()
-
-        def steps() -> None:
-            for key in self.sizes.capture_order(self._spec):
-                self._run(key)
-
         with compile_ahead(min(32, os.cpu_count() or 1)):
-            self._capture.trace(steps)
+            self._capture.trace(self.run_all)
         logger.info("kernels of decode steps: compiled in %.1f s", time.perf_counter() - began)
+
+    @torch.inference_mode()
+    def run_all(self) -> None:
+        """One eager step of every key, of pad slots: no request's state changes."""
+        for key in self.sizes.capture_order(self._spec):
+            self._run(key)
 
     @torch.inference_mode()
     def capture_all(self) -> tuple[GraphSet, ...]:
