@@ -82,7 +82,9 @@ CASES = [
 def test_fits(shape: AttentionShape, kv_dtype: torch.dtype, info: DeviceInfo) -> None:
     config = prefill_config(info.arch, shape.head_dim, kv_dtype.itemsize)
     table, tiles = meta(17, 8192, dtype=torch.int32), meta(128, 8, dtype=torch.int32)
-    plan = PrefillPlan(shape, config, (), (), (), table, tiles, meta(1024, dtype=torch.int64))
+    plan = PrefillPlan(
+        shape, config, (), (), (), table, tiles, meta(1024, dtype=torch.int64), meta(1024, dtype=torch.int64)
+    )
     qkv = meta(1024, shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim)
     kv = meta(100_000, shape.num_kv_heads, 2, shape.head_dim, dtype=kv_dtype)
     scale = meta(shape.num_kv_heads, 2, dtype=torch.float32) if kv_dtype.itemsize == 1 else None

@@ -49,9 +49,9 @@ def decode_config(arch: int, tile_rows: int, head_dim: int, kv_itemsize: int) ->
         # A level costs a store, a barrier and an atomic (about 1 us), loading a batch of partials less.
         fan_in=16 if at_once == 4 else 8,
         at_once=at_once,
-        # At 72 registers ptxas spills 2 of them on sm_120, though 2 programs a SM leave room for 255;
-        # with a tree's mask it takes 170 on sm_90, so that a second program of 8 warps finds no room.
-        max_registers=128 if block_m == (64 if roomy else 16) else None,
+        # At 72 registers ptxas spills 2 of them, though 2 programs a SM leave room for 255; with a tree's
+        # mask it takes 170 on sm_90, so that a second program of 8 warps finds no room.
+        max_registers=128 if block_m == 16 or (roomy and block_m == 64) else None,
     )
 
 
