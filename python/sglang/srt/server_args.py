@@ -152,6 +152,13 @@ class ServerArgs:
     disable_cuda_graph_padding: bool = flag(
         False, bool, "memory and schedule", "use a CUDA graph only for a batch of exactly its size"
     )
+    kernel_choices_file: str | None = flag(
+        None,
+        str,
+        "memory and schedule",
+        "JSON file with the fastest kernel of every matrix product: read where it exists, completed by timing"
+        " at the start, written (default: timed at every start)",
+    )
     tp_size: int = flag(1, int, "parallel", "only 1 works now", aliases=("--tp", "--tensor-parallel-size"))
     dp_size: int = flag(1, int, "parallel", "only 1 works now", aliases=("--dp", "--data-parallel-size"))
     ep_size: int = flag(1, int, "parallel", "only 1 works now", aliases=("--ep", "--expert-parallel-size"))
@@ -231,6 +238,7 @@ class ServerArgs:
             self.cuda_graph_bs,
             self.disable_cuda_graph,
             self.disable_cuda_graph_padding,
+            self.kernel_choices_file is not None,
         )
         return replace(
             self,

@@ -32,3 +32,6 @@ class ExecutorArgs:
     cuda_graph_bs: tuple[int, ...] | None = None  # exactly these sizes
     disable_cuda_graph: bool = False
     disable_cuda_graph_padding: bool = False
+    kernel_choices_file: str | None = (
+        None  # JSON: the fastest kernel of every product; None: timed at every start
+    )

@@ -13,7 +13,12 @@ _OWN: Final = {"cpu": "torch_native", "cuda": "triton"}
 
 
 def check_graph_flags(
-    device: str, max_bs: int | None, sizes: Sequence[int] | None, disable: bool, disable_padding: bool
+    device: str,
+    max_bs: int | None,
+    sizes: Sequence[int] | None,
+    disable: bool,
+    disable_padding: bool,
+    choices_file: bool,
 ) -> None:
     """
     Raises:
@@ -23,15 +28,14 @@ def check_graph_flags(
         "--cuda-graph-max-bs": max_bs is not None,
         "--cuda-graph-bs": sizes is not None,
         "--disable-cuda-graph-padding": disable_padding,
+        "--kernel-choices-file": choices_file,
     }
     shaping = [name for name, is_given in given.items() if is_given]
     if device == "cpu" and (shaping or disable):
         name = shaping[0] if shaping else "--disable-cuda-graph"
         raise ServerArgsError(f"{name}: {NO_GRAPHS_ON_CPU}")
     if disable and shaping:
-        raise ServerArgsError(
-            f"{shaping[0]} changes nothing with --disable-cuda-graph: leave one out"
-        )
+        raise ServerArgsError(f"{shaping[0]} changes nothing with --disable-cuda-graph: leave one out")
     if sizes is not None and (not sizes or min(sizes) < 1):
         raise ServerArgsError(f"--cuda-graph-bs takes batch sizes of at least 1, got {list(sizes)}")
     if sizes is not None and max_bs is not None and min(sizes) > max_bs:
@@ -52,6 +56,4 @@ def attention_backend(given: str | None, device: str) -> str:
         why = "is not supported yet"
     else:
         why = "needs a kernel this server does not have" if given in _KERNELS_ELSEWHERE else "is unknown"
-    raise ServerArgsError(
-        f"--attention-backend {given} {why}: use {own} on {device}, or leave it out"
-    )
+    raise ServerArgsError(f"--attention-backend {given} {why}: use {own} on {device}, or leave it out")

@@ -1,9 +1,9 @@
 """The CUDA half of ``executor_build``: what has to be in memory before what, and why.
 
-1. weights; 2. slot state and sampler; 3. a trial with a KV pool of one page: kernels are compiled, the
-largest steps run once and the largest graphs are captured, so it is known what they need; 4. the KV
-pool, of what is left; 5. the graphs. They come last because they hold the pool's address, and the
-trial comes first because the pool's size depends on theirs.
+1. weights; 2. slot state and sampler; 3. a trial with a KV pool of one page: kernels are compiled, ways
+to carry out a product are timed, the largest steps run once and the largest graphs are captured, so it is
+known what they need; 4. the KV pool, of what is left; 5. the graphs. They come last because they hold the
+pool's address, and the trial comes first because the pool's size depends on theirs.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ from __future__ import annotations
 import gc
 import logging
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
 from sgl_kernel.launch import compile_ahead
+from sgl_kernel.linear.variants import ChoiceTable
 from sglang.srt.configs.executor_args import ExecutorArgs
 from sglang.srt.layers.attention.triton_backend import TritonAttention
+from sglang.srt.layers.kernel_linear import KernelChoices
 from sglang.srt.managers.executor_build_models import (
     ExecutorArgsError,
     LoadedModels,
@@ -35,6 +38,7 @@ from sglang.srt.model_executor.slot_state import SlotState
 from sglang.srt.model_executor.step import StepRunner
 from sglang.srt.model_executor.step_graphs import CudaCapture, DecodeSteps, StepGraphs
 from sglang.srt.model_executor.step_plan import PAD_SLOT, GraphSet
+from sglang.srt.model_executor.tune_linears import tune_linears
 from sglang.srt.model_executor.worker import Worker
 from sglang.srt.sampling.kernel_sampler import KernelSampler
 from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
@@ -68,7 +72,10 @@ def build_cuda(
     sizes = None if plain is None else _graph_sizes(args, config, plain)
     wiring = _Wiring(models, config, simulated)
     _wake_library(models)
-    memory = _measure(wiring, sizes, args.chunked_prefill_size or chunk, args.max_prefill_tokens)
+    choices = _use_kernels(models, args.kernel_choices_file)
+    memory = _measure(wiring, sizes, choices, args.chunked_prefill_size or chunk, args.max_prefill_tokens)
+    if args.kernel_choices_file is not None:
+        choices.table.save(Path(args.kernel_choices_file))
     budget = page_budget(args, models, memory.for_kv(args.mem_fraction_static), mem_fraction=1.0)
     config = replace(config, num_pages=budget.num_pages())
     wired = wiring.wire(config)
@@ -147,7 +154,31 @@ def _wake_library(models: LoadedModels) -> None:
     torch.mm(x, x)
 
 
-def _measure(wiring: _Wiring, sizes: GraphSizes | None, chunk: int, max_prefill_tokens: int) -> DeviceMemory:
+def _use_kernels(models: LoadedModels, file: str | None) -> KernelChoices:
+    """Products of half-precision weights go to sgl_kernel; ``file`` may hold choices of an earlier start."""
+    name = torch.cuda.get_device_name(models.device)
+    choices = KernelChoices(ChoiceTable(name) if file is None else _load_choices(Path(file), name))
+    linears = models.target.linears() + (models.drafter.linears() if models.drafter else [])
+    for linear in linears:
+        if linear.weight.dtype in (torch.bfloat16, torch.float16):
+            linear.use_kernels(choices)
+    return choices
+
+
+def _load_choices(file: Path, device: str) -> ChoiceTable:
+    if not file.parent.is_dir():
+        raise ExecutorArgsError(f"--kernel-choices-file {file}: there is no folder {file.parent}")
+    try:
+        return ChoiceTable.load(file, device)
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        raise ExecutorArgsError(
+            f"--kernel-choices-file {file} holds no choices ({error}): remove it, and it is made anew"
+        ) from error
+
+
+def _measure(
+    wiring: _Wiring, sizes: GraphSizes | None, choices: KernelChoices, chunk: int, max_prefill_tokens: int
+) -> DeviceMemory:
     """What steps and graphs need. Every tensor of the trial is gone when this returns."""
     config = wiring.config
     device = config.device
@@ -156,6 +187,11 @@ def _measure(wiring: _Wiring, sizes: GraphSizes | None, chunk: int, max_prefill_
     if sizes is not None:
         graphs = StepGraphs(trial.step, capture, sizes, config.spec, device)
         graphs.compile_ahead(compile_ahead)
+        report = tune_linears(choices, graphs.run_all)
+        logger.info(
+            "products of few rows: %d, %d variants timed in %.1f s",
+            report.num_problems, report.num_variants, report.seconds,
+        )  # fmt: skip
     tokens = prefill_tokens(chunk, max_prefill_tokens, config.context_len)
     activations = _run_largest(trial, config, tokens)
     graph_bytes = 0

@@ -41,4 +41,5 @@ def executor_args(args: ServerArgs) -> ExecutorArgs:
         cuda_graph_bs=args.cuda_graph_bs,
         disable_cuda_graph=args.disable_cuda_graph,
         disable_cuda_graph_padding=args.disable_cuda_graph_padding,
+        kernel_choices_file=args.kernel_choices_file,
     )
