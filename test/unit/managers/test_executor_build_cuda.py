@@ -1,0 +1,147 @@
+"""The CUDA build's order and wiring on a CPU: memory and capture are fakes, the kernels their references.
+
+Run alone: ``pytest THIS_FILE``.
+"""
+
+from __future__ import annotations
+
+import gc
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+from helpers.plan_driver import PlanDriver
+from helpers.replaying_capture import ReplayingCapture
+from helpers.tiny_executor import draft_folder, target_folder, tiny_executor
+
+from sglang.srt.configs.executor_args import ExecutorArgs
+from sglang.srt.managers import executor_build_cuda as build
+from sglang.srt.managers.executor_build_models import ExecutorArgsError, load_models
+from sglang.srt.mem_cache.kv_pool import MHAKVPool
+from sglang.srt.model_executor.config import max_positions
+from sglang.srt.model_executor.in_process_executor import InProcessExecutor
+from sglang.srt.model_executor.memory import BYTES_A_GRAPH, OutOfMemoryError
+from sglang.srt.model_executor.step_plan import ExecutorInfo, GraphSet, SpecShape
+
+CPU = torch.device("cpu")
+TOTAL = 1 << 30
+
+
+class Capture(ReplayingCapture):
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+
+
+@pytest.fixture(autouse=True)
+def fake_device(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A GPU of 1 GiB, of which this process has 100 MiB. Returns pages of the pools alive, at each query."""
+    alive: list[int] = []
+
+    def mem_get_info(device: torch.device) -> tuple[int, int]:
+        gc.collect()
+        alive.append(sum(type(found) is MHAKVPool for found in gc.get_objects()))
+        return TOTAL - (100 << 20), TOTAL
+
+    fakes = SimpleNamespace(
+        synchronize=lambda device=None: None,
+        empty_cache=lambda: None,
+        reset_peak_memory_stats=lambda device: None,
+        memory_reserved=lambda device: 100 << 20,
+        max_memory_reserved=lambda device: 150 << 20,
+        mem_get_info=mem_get_info,
+    )
+    for name, fake in vars(fakes).items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(build, "CudaCapture", Capture)
+    monkeypatch.setattr(build, "compile_ahead", lambda num_threads: nullcontext())
+    return alive
+
+
+def arguments(shape: tuple[int, int, int] | None, **changes: object) -> ExecutorArgs:
+    values: dict[str, object] = {
+        "model_path": str(target_folder()),
+        "dtype": "float32",
+        "device": "cuda",
+        "attention_backend": "triton",
+        "mem_fraction_static": 0.88,
+        "max_running_requests": 6,
+        "context_length": 200,
+        "page_size": 4,
+    }
+    if shape is not None:
+        steps, topk, tokens = shape
+        draft = str(draft_folder())
+        values |= {
+            "draft_model_path": draft, "num_steps": steps, "topk": topk, "num_draft_tokens": tokens,
+        }  # fmt: skip
+    return ExecutorArgs(**(values | changes))  # type: ignore[arg-type]
+
+
+def built(args: ExecutorArgs) -> tuple[InProcessExecutor, tuple[GraphSet, ...]]:
+    models = load_models(args, CPU)
+    worker, graphs = build.build_cuda(args, models, None, chunk=64)
+    config = worker.config
+    info = ExecutorInfo(
+        config.num_slots, config.num_pages, config.page_size, config.context_len, config.vocab_size,
+        config.spec, config.max_spec_rows,
+    )  # fmt: skip
+    return InProcessExecutor(lambda: (worker, info)), graphs
+
+
+@pytest.mark.parametrize("shape", [None, (3, 1, 4), (2, 4, 16)])
+def test_what_is_built_puts_out_what_a_cpu_does(
+    shape: tuple[int, int, int] | None, fake_device: list[int]
+) -> None:
+    before = sum(type(found) is MHAKVPool for found in gc.get_objects())
+    executor, graphs = built(arguments(shape))
+    assert fake_device == [before], "the trial's pools are gone when the rest is measured"
+    spec = SpecShape(*shape) if shape else None
+    assert executor.info.num_pages == 6 * -(-max_positions(200, spec) // 4)
+    assert [g.sizes for g in graphs] == [(1, 2, 4, 6)] * (2 if shape else 1)
+    texts = []
+    for one in (executor, tiny_executor(shape, dtype="float32", page_size=4, context_length=200)):
+        driver = PlanDriver(one)
+        requests = [driver.add([5, 6, 7, 8 + i]) for i in range(5)]
+        driver.generate(requests[:3], 9, shape[0] if shape else 0)
+        driver.generate(requests, 14, 0)
+        texts.append([request.output[:14] for request in requests])
+    assert texts[0] == texts[1]
+    assert executor.worker._decode_steps is not None and executor.worker._decode_steps._graphs is not None
+
+
+def test_sizes_and_rows_that_speculate_follow_the_arguments() -> None:
+    chain = (3, 1, 4)
+    assert built(arguments(chain, cuda_graph_max_bs=3))[0].info.max_spec_rows == 3
+    executor, graphs = built(arguments(chain, capture_max_bs=2, cuda_graph_bs=(1, 4)))
+    assert executor.info.max_spec_rows == 2
+    assert [(g.draft_len, g.sizes) for g in graphs] == [(0, (1, 4)), (3, (1, 2))]
+    executor, graphs = built(arguments(chain, disable_cuda_graph=True))
+    assert graphs == () and executor.info.max_spec_rows == 6
+    driver = PlanDriver(executor)
+    assert driver.step([driver.add([1, 2])], 3).used_graph is False
+    exact, _ = built(arguments(None, cuda_graph_bs=(2,), disable_cuda_graph_padding=True))
+    driver = PlanDriver(exact)
+    requests = [driver.add([1, 2]), driver.add([3])]
+    assert driver.step(requests).used_graph is True and driver.step(requests[:1]).used_graph is False
+
+
+def test_the_pool_leaves_room_for_graphs_and_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: int(TOTAL * 0.85) - 3 * BYTES_A_GRAPH)
+    with pytest.raises(OutOfMemoryError, match="no request fits"):
+        built(arguments(None, mem_fraction_static=0.85))
+    wide = built(arguments(None, mem_fraction_static=0.85, cuda_graph_bs=(1,)))[0]
+    assert wide.info.num_pages == 6 * 51
+
+
+def test_what_has_no_kernel_is_refused() -> None:
+    with pytest.raises(ExecutorArgsError, match="'torch_native' is not one of: triton"):
+        built(arguments(None, attention_backend="torch_native"))
+    with pytest.raises(ExecutorArgsError, match="float64 is for the CPU"):
+        load_models(arguments(None, dtype="float64"), torch.device("cuda"))
+
+
+def test_a_machine_without_a_gpu_is_told_so() -> None:
+    if not torch.cuda.is_available():
+        with pytest.raises(ExecutorArgsError, match="PyTorch finds no NVIDIA GPU; use --device cpu"):
+            build.start_device()
