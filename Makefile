@@ -34,7 +34,7 @@ test: $(DEV) model  ## lint, types, and the test suite for the CPU
 test-long: $(DEV) model  ## the tests that take minutes
 	$(PY) -m pytest -m "long and not gpu" $(PYTEST_ARGS)
 
-bench-toggle: $(DEV) model  ## plain, speculative and toggled decoding at 1 to 32 streams
+bench-toggle: $(DEV) model  ## plain, speculative and toggled decoding at 1 to 64 streams
 	@exec $(PY) benchmark/spec_toggle/bench_toggle.py $(ARGS)
 
 format: $(DEV)  ## format the code and sort its imports

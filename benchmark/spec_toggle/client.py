@@ -130,7 +130,7 @@ async def metric(client: httpx.AsyncClient, name: str) -> float | None:
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines) if lines else None
 
 
-async def flush_cache(client: httpx.AsyncClient) -> None:
-    """Empty the prefix cache; an idle server must be able to."""
-    response = await client.post("/flush_cache", params={"timeout": 10})
+async def set_internal_state(client: httpx.AsyncClient, changes: dict[str, Any]) -> None:
+    """Change ``server_args`` of the running server."""
+    response = await client.post("/set_internal_state", json={"server_args": changes})
     response.raise_for_status()

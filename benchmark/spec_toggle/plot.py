@@ -49,7 +49,8 @@ def _draw_rates(axes: Any, rows: Sequence[Row]) -> None:
 
 
 def _draw_ratios(axes: Any, rows: Sequence[Row]) -> None:
-    _curve(axes, rows, [row.spec_over_plain for row in rows], "speculation / plain", SPEC_COLOUR, "-s")
+    gain = [row.spec_over_plain for row in rows]
+    _curve(axes, rows, gain, "speculation / plain (no drafter)", SPEC_COLOUR, "-s")
     _curve(axes, rows, [row.toggle_over_best for row in rows], "toggle / better mode", TOGGLE_COLOUR, "--D")
     cost = [row.drafter_cost for row in rows]
     _curve(axes, rows, cost, "plain step's time with / without drafter", _GREY, ":^")

@@ -15,12 +15,12 @@ MODES: Final = (PLAIN, SPEC, TOGGLE, PLAIN_WITH_DRAFTER)
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """One server driven once with a fixed number of tokens at one number of streams."""
+    """One mode driven once with a fixed number of tokens at one number of streams."""
 
     mode: str
     streams: int
-    repeat: int
-    position: int  # place among the modes of this repeat (the order rotates)
+    round: int
+    position: int  # place among the modes at this point of the round (the order is shuffled)
     decode_rate: float  # tok/s while all streams decode
     total_rate: float  # tok/s with prefill, ramp and tail
     decode_tokens: float
@@ -66,7 +66,7 @@ def same_texts(records: Iterable[RunRecord]) -> tuple[int, int]:
     texts: dict[tuple[int, int, int], set[str]] = {}
     for record in records:
         for index, digest in enumerate(record.text_hashes):
-            texts.setdefault((record.streams, record.repeat, index), set()).add(digest)
+            texts.setdefault((record.streams, record.round, index), set()).add(digest)
     return sum(len(digests) == 1 for digests in texts.values()), len(texts)
 
 

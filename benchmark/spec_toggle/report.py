@@ -28,11 +28,12 @@ class Row:
     streams: int
     decode: dict[str, Estimate]  # by mode, tok/s while all streams decode
     total: dict[str, Estimate]  # by mode, tok/s with prefill
-    spec_over_plain: Estimate
-    toggle_over_best: Estimate
+    spec_over_plain: Estimate  # two processes: without and with a drafter
+    spec_over_plain_inside: Estimate  # one process, with a drafter
+    toggle_over_best: Estimate  # one process: of `spec` and `plain with drafter`
     drafter_cost: Estimate  # time of a plain step with a drafter over one without
-    accept_length: float | None  # of the server that always speculates
-    toggle_mode: str  # mode of most of the toggle server's steps
+    accept_length: float | None  # where every step speculates
+    toggle_mode: str  # of most of the toggle's steps
 
 
 def rows_of(records: Sequence[RunRecord]) -> list[Row]:
@@ -44,18 +45,19 @@ def rows_of(records: Sequence[RunRecord]) -> list[Row]:
 
 
 def _by_mode(records: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
-    """Group by mode; only the repeats that every mode finished (a run may have been interrupted)."""
+    """Group by mode; only the rounds that every mode finished (a run may have been interrupted)."""
     groups: dict[str, dict[int, RunRecord]] = {}
     for record in records:
-        groups.setdefault(record.mode, {})[record.repeat] = record
+        groups.setdefault(record.mode, {})[record.round] = record
     shared = sorted(set.intersection(*(set(group) for group in groups.values())))
-    return {mode: [group[repeat] for repeat in shared] for mode, group in groups.items() if shared}
+    return {mode: [group[index] for index in shared] for mode, group in groups.items() if shared}
 
 
 def _row(streams: int, groups: dict[str, list[RunRecord]]) -> Row:
     rates = {mode: [record.decode_rate for record in groups[mode]] for mode in MODES}
     decode = {mode: median_estimate(rates[mode]) for mode in MODES}
-    best = SPEC if decode[SPEC].value >= decode[PLAIN].value else PLAIN
+    inside = paired_ratio(rates[SPEC], rates[PLAIN_WITH_DRAFTER])
+    best = SPEC if inside.value >= 1.0 else PLAIN_WITH_DRAFTER
     spec_tokens = sum(record.spec_tokens for record in groups[SPEC])
     spec_steps = sum(record.spec_steps for record in groups[SPEC])
     toggle = groups[TOGGLE]
@@ -65,6 +67,7 @@ def _row(streams: int, groups: dict[str, list[RunRecord]]) -> Row:
         decode=decode,
         total={mode: median_estimate([record.total_rate for record in groups[mode]]) for mode in MODES},
         spec_over_plain=paired_ratio(rates[SPEC], rates[PLAIN]),
+        spec_over_plain_inside=inside,
         toggle_over_best=paired_ratio(rates[TOGGLE], rates[best]),
         drafter_cost=paired_ratio(rates[PLAIN], rates[PLAIN_WITH_DRAFTER]),
         accept_length=spec_tokens / spec_steps if spec_steps else None,
@@ -85,11 +88,11 @@ def markdown(run: BenchRun) -> str:
 def _decode_table(rows: Sequence[Row]) -> str:
     lines = [
         "Decode rate, tok/s from the moment every stream has its first token until the first one finishes;"
-        " medians with 95 % intervals:",
+        " medians over rounds with 95 % intervals:",
         "",
-        "| streams | plain | spec | toggle (its mode) | plain with drafter | spec / plain | toggle / best "
-        "| drafter's cost in plain steps | accept length |",
-        "|-|-|-|-|-|-|-|-|-|",
+        "| streams | plain | spec | toggle (its mode) | plain with drafter | spec / plain "
+        "| spec / plain with drafter | toggle / best | drafter's cost in plain steps | accept length |",
+        "|-|-|-|-|-|-|-|-|-|-|",
     ]
     for row in rows:
         cells = [
@@ -99,6 +102,7 @@ def _decode_table(rows: Sequence[Row]) -> str:
             f"{_rate(row.decode[TOGGLE])} ({row.toggle_mode})",
             _rate(row.decode[PLAIN_WITH_DRAFTER]),
             _ratio(row.spec_over_plain),
+            _ratio(row.spec_over_plain_inside),
             _ratio(row.toggle_over_best),
             _ratio(row.drafter_cost),
             "–" if row.accept_length is None else f"{row.accept_length:.2f}",
@@ -141,9 +145,9 @@ def verdict(rows: Sequence[Row], records: Sequence[RunRecord]) -> list[str]:
 
 
 def crossover_sentence(rows: Sequence[Row]) -> str:
-    """Say from how many streams on plain decode is faster."""
+    """Say from how many streams on plain decode is faster in the same process."""
     streams = [row.streams for row in rows]
-    point = crossover(streams, [row.spec_over_plain.value for row in rows])
+    point = crossover(streams, [row.spec_over_plain_inside.value for row in rows])
     if point is None:
         return f"Crossover: speculation wins at every point measured (up to {streams[-1]} streams)"
     if point == streams[0]:

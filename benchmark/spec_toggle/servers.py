@@ -1,4 +1,4 @@
-"""Start and stop serving processes for a measurement, and see what they burn while idle."""
+"""Start and stop serving processes for a measurement."""
 
 import os
 import signal
@@ -15,7 +15,6 @@ from types import FrameType, ModuleType
 from typing import Any, Final
 
 import httpx
-import psutil
 
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
 LAUNCH_SERVER: Final = (sys.executable, "-m", "sglang.launch_server")
@@ -35,10 +34,6 @@ class Server:
     process: subprocess.Popen[bytes]
     log_path: Path
 
-    def cpu_seconds(self) -> float:
-        """Processor time used so far by the launcher and all its children."""
-        return sum(_cpu_seconds(process) for process in self._processes())
-
     def send_signal(self, number: int) -> None:
         """Send a signal to every process of the server (SIGSTOP and SIGCONT freeze and thaw it)."""
         os.killpg(self.process.pid, number)
@@ -47,13 +42,6 @@ class Server:
         """Return the last lines of the log."""
         text = self.log_path.read_text(encoding="utf-8", errors="replace") if self.log_path.exists() else ""
         return "\n".join(text.splitlines()[-_LOG_LINES:])
-
-    def _processes(self) -> list[psutil.Process]:
-        try:
-            parent = psutil.Process(self.process.pid)
-            return [parent, *parent.children(recursive=True)]
-        except psutil.NoSuchProcess:
-            return []
 
 
 def free_port() -> int:
@@ -118,13 +106,6 @@ def stop(server: Server, grace_s: float = 10.0) -> None:
     server.process.wait()
 
 
-def idle_load(servers: Sequence[Server], seconds: float) -> dict[str, float]:
-    """Return the share of one core that each server burns while nobody asks it anything."""
-    before = {server.name: server.cpu_seconds() for server in servers}
-    time.sleep(seconds)
-    return {server.name: (server.cpu_seconds() - before[server.name]) / seconds for server in servers}
-
-
 def exit_on_sigterm() -> None:
     """Make SIGTERM unwind the program like Ctrl-C does, so that started servers are stopped."""
 
@@ -170,11 +151,3 @@ def _environment(base: Mapping[str, str]) -> dict[str, Any]:
     """Return the child's environment: this checkout's package comes first."""
     paths = [str(REPOSITORY / "python"), base.get("PYTHONPATH", "")]
     return {**base, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
-
-
-def _cpu_seconds(process: psutil.Process) -> float:
-    try:
-        times = process.cpu_times()
-    except psutil.NoSuchProcess:
-        return 0.0
-    return float(times.user + times.system)

@@ -1,7 +1,7 @@
 """A small HTTP server with the answers that the benchmark scripts read; it generates nothing.
 
-Runs as a program (``--port`` is all that counts of its arguments), so that `servers.py` can start it.
-Every stream emits three tokens an event while at most ``THRESHOLD`` streams run, one otherwise.
+Runs as a program (only ``--port`` and ``--no-drafter`` count of its arguments), so that `servers.py` can
+start it. Every stream emits three tokens an event while at most ``THRESHOLD`` streams run, one otherwise.
 """
 
 import argparse
@@ -22,7 +22,8 @@ DRAFTS = 3
 class FakeState:
     """What the fake server counts."""
 
-    def __init__(self) -> None:
+    def __init__(self, threshold: int | None) -> None:
+        self.threshold = threshold
         self.running = 0
         self.steps = {"plain": 0, "spec": 0}
         self.draft_len = 0
@@ -30,30 +31,32 @@ class FakeState:
 
     def step(self) -> int:
         """Count one step of one stream; return the tokens it gives."""
-        draft_len = DRAFTS if self.running <= THRESHOLD else 0
+        limit = self.running if self.threshold is None else self.threshold
+        draft_len = DRAFTS if self.running <= limit else 0
         self.switches += draft_len != self.draft_len
         self.draft_len = draft_len
         self.steps["spec" if draft_len else "plain"] += 1
         return draft_len or 1
 
 
-def build_app() -> FastAPI:
+def build_app(threshold: int) -> FastAPI:
     """Return the server."""
     app = FastAPI()
-    state = FakeState()
+    state = FakeState(threshold)
 
     @app.get("/health")
     async def health() -> dict[str, str]:
         return {}
 
-    @app.post("/flush_cache")
-    async def flush_cache() -> str:
-        return "Cache flushed."
+    @app.post("/set_internal_state")
+    async def set_internal_state(body: dict[str, Any]) -> dict[str, bool]:
+        state.threshold = body["server_args"]["speculative_disable_bs_threshold"]
+        return {"updated": True}
 
     @app.get("/server_info")
     async def server_info() -> dict[str, Any]:
         internal = {
-            "speculative_disable_bs_threshold": THRESHOLD,
+            "speculative_disable_bs_threshold": state.threshold,
             "spec_draft_len": state.draft_len,
             "decode_steps": dict(state.steps),
             "spec_switches": state.switches,
@@ -100,8 +103,10 @@ def main() -> None:
     """Serve until killed."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, required=True)
-    port = parser.parse_known_args()[0].port
-    uvicorn.run(build_app(), host="127.0.0.1", port=port, log_level="warning")
+    parser.add_argument("--no-drafter", action="store_true")
+    arguments = parser.parse_known_args()[0]
+    app = build_app(0 if arguments.no_drafter else THRESHOLD)
+    uvicorn.run(app, host="127.0.0.1", port=arguments.port, log_level="warning")
 
 
 if __name__ == "__main__":

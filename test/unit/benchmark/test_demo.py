@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import random
 import signal
 import subprocess
 import sys
@@ -9,18 +10,19 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from benchmark.demo.load import Arrival, TokenCounter
-from benchmark.demo.monitor import IDLE, PLAIN, SPEC, Sample, take_sample
+from benchmark.demo.monitor import IDLE, Sample, take_sample
 from benchmark.spec_toggle import servers
 from benchmark.spec_toggle.accept_lengths import measure_domains
 from benchmark.spec_toggle.prompts import Prompt
-from benchmark.spec_toggle.records import RunRecord
-from benchmark.spec_toggle.runner import Workload, run_table
+from benchmark.spec_toggle.records import MODES, PLAIN, PLAIN_WITH_DRAFTER, SPEC, TOGGLE, RunRecord
+from benchmark.spec_toggle.runner import Workload, modes_of, require_mode, run_round
 from benchmark.spec_toggle.servers import Server, ServerError, running_server, wait_until_healthy
 
 FAKE_SERVER = (sys.executable, str(Path(__file__).with_name("fake_server.py")))
@@ -50,18 +52,48 @@ def test_demo_writes_picture_and_samples(fake: Server, tmp_path: Path) -> None:
     assert samples[-1]["switches"] >= 2
 
 
-def test_runner_measures_every_server_at_every_point(fake: Server) -> None:
-    work = Workload(PROMPTS, (1, 8), repeats=2, tokens=31, min_prompts=2, cold=True, timeout_s=30.0)
+def test_round_measures_every_mode_at_every_point(tmp_path: Path) -> None:
+    work = Workload(PROMPTS, (1, 8), num_prompts=4, min_prompts=2, tokens=31, timeout_s=30.0)
     done: list[RunRecord] = []
-    asyncio.run(run_table([fake], work, freeze=False, done=done.append))
-    assert [(record.streams, record.repeat) for record in done] == [(1, 0), (1, 1), (8, 0), (8, 1)]
-    speculative, plain = done[0], done[2]
-    assert speculative.prompt_ids == ("p0", "p1")
-    assert speculative.spec_tokens / speculative.spec_steps == 3.0
-    assert (speculative.total_tokens, plain.total_tokens) == (62, 248)
-    assert plain.server_steps_plain > 8  # the last few streams of a wave speculate
-    assert speculative.decode_rate > 0
-    assert plain.decode_rate > 0
+    with (
+        running_server("plain", ["--no-drafter"], tmp_path, FAKE_SERVER) as plain,
+        running_server("drafting", [], tmp_path, FAKE_SERVER) as drafting,
+    ):
+        wait_until_healthy(plain, 30.0)
+        wait_until_healthy(drafting, 30.0)
+        modes = modes_of(plain, drafting, threshold=4)
+        for index in range(2):
+            asyncio.run(run_round(index, modes, work, random.Random(index), done.append))
+    points = [(index, streams) for index in (0, 1) for streams in (1, 8) for _ in MODES]
+    assert [(record.round, record.streams) for record in done] == points
+    assert all({r.mode for r in done[i : i + 4]} == set(MODES) for i in range(0, len(done), 4))
+    assert len({tuple(record.mode for record in done[i : i + 4]) for i in range(0, len(done), 4)}) > 1
+    runs = {(record.mode, record.streams): record for record in done if record.round == 0}
+    assert runs[SPEC, 1].prompt_ids == ("p0", "p1")
+    assert runs[SPEC, 1].spec_tokens / runs[SPEC, 1].spec_steps == 3.0
+    assert (runs[SPEC, 1].total_tokens, runs[PLAIN, 8].total_tokens) == (62, 248)
+    assert runs[PLAIN, 1].server_steps_plain == runs[PLAIN_WITH_DRAFTER, 1].server_steps_plain == 60
+    assert (runs[TOGGLE, 1].server_steps_plain, runs[TOGGLE, 1].server_steps_spec) == (0, 20)
+    assert runs[TOGGLE, 8].server_steps_plain > 8  # the last few streams of a wave may speculate
+    assert all(record.decode_rate > 0 for record in done)
+
+
+def test_a_mode_that_did_not_run_as_named_is_refused() -> None:
+    require_mode(TOGGLE, {"plain": 3, "spec": 2})
+    require_mode(SPEC, {"plain": 0, "spec": 2})
+    for name, wrong in ((PLAIN, "spec"), (PLAIN_WITH_DRAFTER, "spec"), (SPEC, "plain")):
+        with pytest.raises(ServerError, match=f"1 steps of mode '{wrong}'"):
+            require_mode(name, {"plain": 5, "spec": 5, wrong: 1})
+
+
+def test_few_streams_get_more_tokens_and_rounds_other_prompts() -> None:
+    work = Workload(PROMPTS, (1, 64), num_prompts=2, min_prompts=2, tokens=None, timeout_s=1.0)
+    assert [work.tokens_at(streams) for streams in (1, 2, 8, 64)] == [22, 41, 28, 16]
+    assert [[prompt.id for prompt in work.prompts_of(index)] for index in (0, 1)] == [
+        ["p0", "p1"],
+        ["p4", "p5"],
+    ]
+    assert [len(work.waves(PROMPTS, streams)) for streams in (1, 2, 8)] == [2, 1, 1]
 
 
 def test_accept_lengths_by_domain(fake: Server) -> None:
@@ -71,10 +103,11 @@ def test_accept_lengths_by_domain(fake: Server) -> None:
     assert len(measured["a"]) == 3
 
 
-def test_frozen_server_uses_no_cpu_and_comes_back(fake: Server) -> None:
+def test_frozen_server_does_nothing_and_comes_back(fake: Server) -> None:
     fake.send_signal(signal.SIGSTOP)
     try:
-        assert servers.idle_load([fake], 0.2) == {"fake": 0.0}
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.get(f"{fake.base_url}/health", timeout=0.3)
     finally:
         fake.send_signal(signal.SIGCONT)
     wait_until_healthy(fake, 5.0)

@@ -96,14 +96,14 @@ def test_prompts_are_mixed_and_go_round() -> None:
 def _records(streams: int, rates: dict[str, float]) -> list[RunRecord]:
     return [
         RunRecord(
-            mode=mode, streams=streams, repeat=repeat, position=0,
-            decode_rate=rates[mode] * (1 + repeat / 100), total_rate=rates[mode] * 0.8,
+            mode=mode, streams=streams, round=index, position=0,
+            decode_rate=rates[mode] * (1 + index / 100), total_rate=rates[mode] * 0.8,
             decode_tokens=10.0, decode_seconds=1.0, total_tokens=10, total_seconds=1.0,
             spec_tokens=28.0 if mode == "spec" else 0.0, spec_steps=10 if mode == "spec" else 0,
             server_steps_plain=0, server_steps_spec=10, prompt_ids=("p",),
-            text_hashes=(f"{streams}{repeat}",),
+            text_hashes=(f"{streams}{index}",),
         )
-        for repeat in range(5)
+        for index in range(5)
         for mode in MODES
     ]  # fmt: skip
 
