@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sglang.bench_one_batch import OneBatch
+from sglang.bench_one_batch_cases import OneBatch
 from sglang.embedded.model import embedded_drafter_path, embedded_model_path
 from sglang.srt.configs.executor_args import ExecutorArgs
 from sglang.srt.layers import linear

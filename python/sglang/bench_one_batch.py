@@ -4,6 +4,7 @@
     python -m sglang.bench_one_batch --correctness-test
 
 Flags of ``sglang.launch_server`` choose the model; without ``--model-path`` it is the embedded one.
+Every row runs to ``--output-len`` tokens. Step times are those of steps in which all rows run.
 """
 
 from __future__ import annotations
@@ -11,37 +12,39 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import random
-import statistics
 import sys
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from sglang.srt.utils.openmp import spin_briefly
 
 spin_briefly()  # before the imports that bring torch
 
 # ruff: noqa: E402
+from sglang import bench_one_batch_profile as profiling
+from sglang.bench_one_batch_cases import (
+    DecodeTimes,
+    FaultyStep,
+    OneBatch,
+    PrefillTime,
+    Step,
+    decode_times,
+    places_needed,
+)
 from sglang.srt.configs.model_config import ModelConfig, ModelConfigError
 from sglang.srt.managers.executor_build import ExecutorArgsError, build_executor
 from sglang.srt.managers.executor_settings import executor_args
 from sglang.srt.model_executor.executor import Executor
 from sglang.srt.model_executor.memory import OutOfMemoryError
-from sglang.srt.model_executor.step_plan import (
-    PageWrite,
-    PrefillChunk,
-    SlotAdmission,
-    SlotSampling,
-    StepKind,
-    StepPlan,
-)
 from sglang.srt.model_loader.weight_source import WeightError
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.utils.flags import ServerArgsError, exit_with_error
-from sglang.srt.utils.text_tokenizer import TextTokenizer
+from sglang.srt.utils.text_tokenizer import TextTokenizer, TokenizerError
 
 PROG = "python -m sglang.bench_one_batch"
 TEST_PROMPTS = (
@@ -49,142 +52,127 @@ TEST_PROMPTS = (
     "The capital of the United Kindom is",
     "Today is a sunny day and I like",
 )
-GREEDY = SlotSampling(temperature=0.0)
-USER_ERRORS = (ServerArgsError, ModelConfigError, ExecutorArgsError, OutOfMemoryError, WeightError)
+USER_ERRORS = (
+    ServerArgsError, ModelConfigError, ExecutorArgsError, OutOfMemoryError, WeightError, TokenizerError,
+    FaultyStep,
+)  # fmt: skip
 
 
-@dataclass
-class Row:
-    """One request: slot ``slot`` owns the pages that follow each other from ``first_page``."""
+class Bench:
+    """An executor and the flags of this program; runs cases on it."""
 
-    slot: int
-    prompt: list[int]
-    output: list[int] = field(default_factory=list)
+    def __init__(self, executor: Executor, flags: argparse.Namespace, args: ServerArgs) -> None:
+        self.executor = executor
+        self.flags = flags
+        self.draft_lens = [flags.draft_len, 0] if flags.alternate else [flags.draft_len]
+        chunk = args.chunked_prefill_size or executor.info.default_chunk
+        self.prefill_tokens = min(args.max_prefill_tokens, chunk) if chunk > 0 else args.max_prefill_tokens
 
+    def run_case(self, prompts: Sequence[Sequence[int]], output_len: int) -> dict[str, Any]:
+        """Prefill, then ``output_len`` tokens of each row; returns one JSONL record."""
+        batch = self._batch(prompts, output_len)
+        prefill = batch.prefill()
+        steps: list[Step] = []
 
-class OneBatch:
-    """Rows in slots 1, 2, …, each with pages for all it will ever hold."""
+        def on_step(step: Step) -> None:
+            steps.append(step)
+            every = self.flags.log_decode_step
+            if every and len(steps) % every == 0:
+                print(
+                    f"Decode {len(steps)}. draft_len: {step.draft_len}, device: {step.device_s:.5f} s,"
+                    f" rows: {len(step.slots)}, tokens: {step.num_tokens}"
+                )
 
-    def __init__(self, executor: Executor, prompts: Sequence[list[int]], places: int) -> None:
-        self._executor = executor
-        self._rows = [Row(slot, list(prompt)) for slot, prompt in enumerate(prompts, start=1)]
-        self._pages = -(-places // executor.info.page_size)
-        self._step_id = 0
+        batch.decode_all(self.draft_lens, output_len, not self.flags.no_overlap, on_step=on_step)
+        return self._record(prompts, output_len, prefill, steps)
 
-    def outputs(self) -> list[list[int]]:
-        return [row.output for row in self._rows]
+    def trace_case(self, prompts: Sequence[Sequence[int]], output_len: int) -> list[Path]:
+        """The same once more, under the profiler; returns the files."""
+        case = f"batch{len(prompts)}_input{max(map(len, prompts))}_output{output_len}"
+        batch = self._batch(prompts, output_len)
+        return profiling.profile_batch(self.flags, batch, self.draft_lens, output_len, case)
 
-    def prefill(self, cut_len: int = 0) -> float:
-        """Prompts in one step, or in two with the first ``cut_len`` ids alone. Returns seconds."""
-        cuts = [(0, cut_len), (cut_len, None)] if cut_len else [(0, None)]
-        return sum(self._prefill(start, end) for start, end in cuts)
-
-    def decode(self, draft_len: int, output_len: int) -> tuple[float, int]:
-        """One step of the rows that lack tokens; returns seconds and tokens put out."""
-        rows = [row for row in self._rows if len(row.output) < output_len]
-        slots = tuple(row.slot for row in rows)
-        bounds = tuple(len(row.prompt) + len(row.output) - 1 for row in rows)
-        plan = StepPlan(self._next_id(), StepKind.DECODE, slots, bounds, draft_len)
-        return self._run(plan, rows)
-
-    def _prefill(self, start: int, end: int | None) -> float:
-        chunks = []
-        for row in self._rows:
-            ids = row.prompt[start:end]
-            next_id = None if end is None or end >= len(row.prompt) else row.prompt[end]
-            chunks.append(PrefillChunk(row.slot, start, tuple(ids), next_id))
-        admissions, writes = [], []
-        if start == 0:
-            admissions = [SlotAdmission(row.slot, len(row.prompt), 0, GREEDY) for row in self._rows]
-            writes = [PageWrite(row.slot, 0, self._pages_of(row)) for row in self._rows]
-        plan = StepPlan(
-            self._next_id(),
-            StepKind.PREFILL,
-            prefill=tuple(chunks),
-            admissions=tuple(admissions),
-            page_writes=tuple(writes),
-        )
-        return self._run(plan, self._rows)[0]
-
-    def _pages_of(self, row: Row) -> tuple[int, ...]:
-        first = 1 + (row.slot - 1) * self._pages
-        return tuple(range(first, first + self._pages))
-
-    def _run(self, plan: StepPlan, rows: Sequence[Row]) -> tuple[float, int]:
-        began = time.perf_counter()
-        result = self._executor.launch(plan).wait()
-        seconds = time.perf_counter() - began
-        for row, tokens in zip(rows, result.tokens, strict=True):
-            row.output += tokens
-        return seconds, sum(len(tokens) for tokens in result.tokens)
-
-    def _next_id(self) -> int:
-        self._step_id += 1
-        return self._step_id
-
-
-def places_needed(executor: Executor, input_len: int, output_len: int) -> int:
-    """A row may be stepped once more than its last token needs, with all its drafts."""
-    spec = executor.info.spec
-    return input_len + output_len + (spec.num_steps + spec.num_draft_tokens + 1 if spec else 1)
-
-
-def run_case(
-    executor: Executor, bench: argparse.Namespace, batch_size: int, input_len: int, output_len: int
-) -> dict[str, object]:
-    """Prefill random prompts, then decode ``output_len`` tokens of each; returns one JSONL record."""
-    rng = random.Random(0)
-    vocab = executor.info.vocab_size
-    prompts = [[rng.randrange(vocab) for _ in range(input_len)] for _ in range(batch_size)]
-    batch = OneBatch(executor, prompts, places_needed(executor, input_len, output_len))
-    prefill = batch.prefill()
-    latencies: list[float] = []
-    emitted = row_steps = 0
-    while (running := sum(len(o) < output_len for o in batch.outputs())) > 0:
-        draft_len = 0 if bench.alternate and len(latencies) % 2 else bench.draft_len
-        seconds, tokens = batch.decode(draft_len, output_len)
-        latencies.append(seconds)
-        emitted, row_steps = emitted + tokens, row_steps + running
-        if bench.log_decode_step and len(latencies) % bench.log_decode_step == 0:
-            print(
-                f"Decode {len(latencies)}. draft_len: {draft_len}, latency: {seconds:.5f} s, tokens: {tokens}"
+    def check_room(self, prompts: Sequence[Sequence[int]], output_len: int) -> None:
+        """
+        Raises:
+            ServerArgsError: the executor's KV cache or its context is too small for the case.
+        """
+        info, longest = self.executor.info, max(map(len, prompts))
+        pages = len(prompts) * -(-places_needed(self.executor, longest, output_len) // info.page_size)
+        what = f"batch {len(prompts)} of {longest} + {output_len} tokens needs"
+        if pages > info.num_pages:
+            places = [n * info.page_size for n in (pages, info.num_pages)]
+            raise ServerArgsError(f"{what} {places[0]} KV places; there are {places[1]}")
+        if longest + output_len > info.context_len:
+            raise ServerArgsError(
+                f"{what} a context of {longest + output_len} tokens; it is {info.context_len}"
             )
-    median = statistics.median(latencies) if latencies else 0.0
-    accept = emitted / row_steps if row_steps else 0.0
-    total = prefill + sum(latencies)
+
+    def _batch(self, prompts: Sequence[Sequence[int]], output_len: int) -> OneBatch:
+        places = places_needed(self.executor, max(map(len, prompts)), output_len)
+        return OneBatch(self.executor, prompts, places, self.prefill_tokens)
+
+    def _record(
+        self, prompts: Sequence[Sequence[int]], output_len: int, prefill: PrefillTime, steps: list[Step]
+    ) -> dict[str, Any]:
+        times, num_rows, num_input = decode_times(steps), len(prompts), sum(map(len, prompts))
+        decode_s = steps[-1].done_s - steps[0].launched_s if steps else 0.0
+        total = prefill.wall_s + decode_s
+        record = {
+            "run_name": self.flags.run_name,
+            "batch_size": num_rows,
+            "input_len": max(map(len, prompts)),
+            "output_len": output_len,
+            "draft_len": self.flags.draft_len,
+            "alternate": self.flags.alternate,
+            "overlap": not self.flags.no_overlap,
+            "simulate_acc_len": os.environ.get("SGLANG_SIMULATE_ACC_LEN"),
+            "prefill_latency": prefill.wall_s,
+            "prefill_device_s": prefill.device_s,
+            "prefill_throughput": num_input / prefill.wall_s,
+            "total_latency": total,
+            "overall_throughput": (num_input + num_rows * output_len) / total,
+        }
+        return record | _decode_fields(times, num_rows)
+
+
+def _decode_fields(times: DecodeTimes | None, num_rows: int) -> dict[str, Any]:
+    """Upstream's two keys, and ours: of the steps in which every row ran."""
+    if times is None:
+        return {"median_decode_latency": 0.0, "median_decode_throughput": 0.0, "decode_steps": 0}
     return {
-        "run_name": bench.run_name,
-        "batch_size": batch_size,
-        "input_len": input_len,
-        "output_len": output_len,
-        "draft_len": bench.draft_len,
-        "alternate": bench.alternate,
-        "prefill_latency": prefill,
-        "prefill_throughput": batch_size * input_len / prefill,
-        "median_decode_latency": median,
-        "median_decode_throughput": batch_size * accept / median if median else 0.0,
-        "accept_length": accept,
-        "total_latency": total,
-        "overall_throughput": batch_size * (input_len + output_len) / total,
+        "median_decode_latency": times.median_latency_s,
+        "median_decode_throughput": num_rows * times.tokens_per_row / times.median_latency_s,
+        "accept_length": times.tokens_per_row,
+        "decode_steps": times.num_steps,
+        "wall_step_s": times.wall_step_s,
+        "median_device_step_s": times.median_device_s,
+        "decode_throughput": times.tokens_per_s,
+        "eager_steps": times.eager_steps,
+        "modes": {f"spec(k={k})" if k else "plain": asdict(mode) for k, mode in times.modes.items()},
     }
 
 
-def correctness_test(executor: Executor, bench: argparse.Namespace, tokenizer_path: str) -> bool:
+def random_prompts(vocab_size: int, batch_size: int, input_len: int) -> list[list[int]]:
+    """The same ids for a row whatever the batch's size is."""
+    rng = random.Random(0)
+    return [[rng.randrange(vocab_size) for _ in range(input_len)] for _ in range(batch_size)]
+
+
+def correctness_test(bench: Bench, tokenizer_path: str) -> bool:
     """Greedy text of three prompts: cut prefill, then plain, speculative and alternating decoding."""
+    executor, flags = bench.executor, bench.flags
     tokenizer = TextTokenizer.from_folder(tokenizer_path)
     prompts = [tokenizer.encode(text) for text in TEST_PROMPTS]
-    output_len = bench.output_len[0]
-    places = places_needed(executor, max(map(len, prompts)), output_len)
+    output_len = flags.output_len[0]
+    bench.check_room(prompts, output_len)
     spec = executor.info.spec
-    most = bench.draft_len or (spec.num_steps if spec else 0)
+    most = flags.draft_len or (spec.num_steps if spec else 0)
     texts = []
     for lens in [[0]] + ([[most], [most, 0]] if most else []):
-        batch = OneBatch(executor, prompts, places)
-        batch.prefill(min(bench.cut_len, min(map(len, prompts)) - 1))
-        step = 0
-        while any(len(o) < output_len for o in batch.outputs()):
-            batch.decode(lens[step % len(lens)], output_len)
-            step += 1
+        batch = OneBatch(executor, prompts, places_needed(executor, max(map(len, prompts)), output_len))
+        batch.prefill(min(flags.cut_len, min(map(len, prompts)) - 1))
+        batch.decode_all(lens, output_len, not flags.no_overlap)
         texts.append([tokenizer.decode(o[:output_len], skip_special_tokens=False) for o in batch.outputs()])
     for prompt, text in zip(TEST_PROMPTS, texts[0], strict=True):
         print(f"{prompt}{text}\n")
@@ -198,16 +186,27 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, ServerArgs]:
         prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--run-name", default="default")
-    parser.add_argument("--batch-size", type=int, nargs="+", default=[1])
-    parser.add_argument("--input-len", type=int, nargs="+", default=[1024])
-    parser.add_argument("--output-len", type=int, nargs="+", default=[16])
+    parser.add_argument("--batch-size", type=int, nargs="+", help="default: 1")
+    parser.add_argument("--input-len", type=int, nargs="+", help="ids of the random prompts (default: 1024)")
+    parser.add_argument("--output-len", type=int, nargs="+", default=[16], help="1: prefill alone")
+    parser.add_argument(
+        "--prompt-filename", type=Path, help="one prompt a line, a row each, instead of random ones"
+    )
     parser.add_argument("--result-filename", default="result.jsonl", help="records are appended to it")
     parser.add_argument("--correctness-test", action="store_true")
     parser.add_argument("--cut-len", type=int, default=4, help="ids of the first prefill step of the test")
     parser.add_argument("--log-decode-step", type=int, default=0, help="print every so many steps; 0: none")
     parser.add_argument("--draft-len", type=int, default=0, help="draft forwards a step; 0: plain decoding")
     parser.add_argument("--alternate", action="store_true", help="every second step is plain")
+    parser.add_argument("--no-overlap", action="store_true", help="wait for a step before launching the next")
+    profiling.add_flags(parser)
     bench, rest = parser.parse_known_args(argv)
+    if bench.prompt_filename and (bench.batch_size or bench.input_len):
+        raise ServerArgsError("--prompt-filename sets the batch: leave out --batch-size and --input-len")
+    bench.batch_size, bench.input_len = bench.batch_size or [1], bench.input_len or [1024]
+    for name in ("batch_size", "input_len", "output_len"):
+        if (least := min(getattr(bench, name))) < 1:
+            raise ServerArgsError(f"--{name.replace('_', '-')} must be at least 1, got {least}")
     return bench, _model_args(bench, ServerArgs.from_command_line(rest, PROG))
 
 
@@ -223,33 +222,68 @@ def _model_args(bench: argparse.Namespace, given: ServerArgs) -> ServerArgs:
     if bench.draft_len > steps:
         raise ServerArgsError(f"--draft-len {bench.draft_len} is more than --speculative-num-steps {steps}")
     rows = max(max(bench.batch_size), len(TEST_PROMPTS))
-    return replace(args, max_running_requests=rows, speculative_capture_max_bs=rows)
+    if bench.prompt_filename:
+        rows = max(rows, len(_prompt_lines(bench.prompt_filename)))
+    sizes = args.cuda_graph_bs
+    if args.device == "cuda" and not (sizes or args.cuda_graph_max_bs or args.disable_cuda_graph):
+        sizes = tuple(sorted({*bench.batch_size, rows}))  # graphs for what is timed, and for the tail
+    return replace(args, max_running_requests=rows, speculative_capture_max_bs=rows, cuda_graph_bs=sizes)
+
+
+def _prompt_lines(file: Path) -> list[str]:
+    try:
+        lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except OSError as error:
+        raise ServerArgsError(f"--prompt-filename {file} can't be read: {error.strerror}") from error
+    if not lines:
+        raise ServerArgsError(f"--prompt-filename {file} has no prompts")
+    return lines
+
+
+def _batches(bench: Bench, args: ServerArgs) -> list[list[list[int]]]:
+    """The prompts of every case, but for the length of the output."""
+    flags = bench.flags
+    if flags.prompt_filename:
+        assert args.tokenizer_path is not None
+        tokenizer = TextTokenizer.from_folder(args.tokenizer_path)
+        return [[tokenizer.encode(line) for line in _prompt_lines(flags.prompt_filename)]]
+    vocab = bench.executor.info.vocab_size
+    return [random_prompts(vocab, rows, size) for rows, size in product(flags.batch_size, flags.input_len)]
+
+
+def _run(bench: Bench, args: ServerArgs) -> int:
+    flags = bench.flags
+    if flags.correctness_test:
+        assert args.tokenizer_path is not None
+        return 0 if correctness_test(bench, args.tokenizer_path) else 1
+    cases = list(product(_batches(bench, args), flags.output_len))
+    for prompts, output_len in cases:
+        bench.check_room(prompts, output_len)
+    bench.run_case(cases[0][0], min(8, cases[0][1]))  # warm up
+    for prompts, output_len in cases:
+        record = bench.run_case(prompts, output_len)
+        print(json.dumps(record))
+        if flags.result_filename:
+            with Path(flags.result_filename).open("a") as file:
+                file.write(json.dumps(record) + "\n")
+        if flags.profile:
+            print(*bench.trace_case(prompts, output_len), sep="\n")
+    return 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING)
     try:
-        bench, args = parse(sys.argv[1:] if argv is None else argv)
+        flags, args = parse(sys.argv[1:] if argv is None else argv)
         executor = build_executor(executor_args(args))
     except USER_ERRORS as error:
         exit_with_error(str(error))
-    if bench.correctness_test:
-        assert args.tokenizer_path is not None
-        return 0 if correctness_test(executor, bench, args.tokenizer_path) else 1
-    cases = list(product(bench.batch_size, bench.input_len, bench.output_len))
-    for batch, input_len, output_len in cases:
-        need = batch * places_needed(executor, input_len, output_len)
-        if need > executor.info.num_pages * executor.info.page_size:
-            exit_with_error(f"batch {batch} of {input_len} + {output_len} tokens needs {need} KV places")
-    run_case(executor, bench, cases[0][0], cases[0][1], min(8, cases[0][2]))  # warm up
-    for case in cases:
-        record = run_case(executor, bench, *case)
-        print(json.dumps(record))
-        if bench.result_filename:
-            with Path(bench.result_filename).open("a") as file:
-                file.write(json.dumps(record) + "\n")
-    executor.shutdown()
-    return 0
+    try:
+        return _run(Bench(executor, flags, args), args)
+    except USER_ERRORS as error:
+        exit_with_error(str(error))
+    finally:
+        executor.shutdown()
 
 
 if __name__ == "__main__":

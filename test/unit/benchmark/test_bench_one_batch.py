@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,10 @@ from helpers.tiny_executor import draft_folder, target_folder
 from helpers.tiny_tokenizer import write_byte_tokenizer
 
 from sglang import bench_one_batch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+from benchmark.h200.shapes import write_shapes
 
 UPSTREAM_KEYS = {
     "run_name", "batch_size", "input_len", "output_len", "prefill_latency", "prefill_throughput",
@@ -45,8 +51,54 @@ def test_records(flags: list[str], tmp_path: Path) -> None:
     assert [(r["batch_size"], r["output_len"]) for r in records] == [(1, 1), (1, 12), (3, 1), (3, 12)]
     for record in records:
         assert record.keys() >= UPSTREAM_KEYS and record["run_name"] == "tried"
-        if record["output_len"] == 12:
-            assert 1 <= record["accept_length"] <= 4 and record["median_decode_latency"] > 0
+        assert record["overlap"] and record["prefill_device_s"] <= record["prefill_latency"]
+        if record["output_len"] == 1:
+            assert record["decode_steps"] == 0 and record["median_decode_throughput"] == 0
+            continue
+        assert 1 <= record["accept_length"] <= 4 and record["median_decode_latency"] > 0
+        assert record["wall_step_s"] >= 0.9 * record["median_device_step_s"] > 0
+        lens = {record["draft_len"], 0} if record["alternate"] else {record["draft_len"]}
+        assert record["modes"].keys() == {f"spec(k={k})" if k else "plain" for k in lens}
+        if lens == {0}:
+            assert record["accept_length"] == 1
+            assert record["decode_throughput"] == pytest.approx(record["batch_size"] / record["wall_step_s"])
+
+
+def test_dummy_weights_need_no_more_than_a_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SGLANG_SIMULATE_ACC_LEN", "3")
+    folders = write_shapes(tmp_path, tiny=True)
+    words = ["--model-path", str(folders.target), "--speculative-draft-model-path", str(folders.drafter)]
+    words += ["--speculative-algorithm", "EAGLE3", "--load-format", "dummy", "--max-total-tokens", "500"]
+    words += ["--context-length", "100", "--speculative-num-steps", "3", "--draft-len", "3"]
+    file = tmp_path / "result.jsonl"
+    words += ["--input-len", "8", "--output-len", "40", "--result-filename", str(file), "--batch-size", "2"]
+    assert bench_one_batch.main(words) == 0
+    record = json.loads(file.read_text())
+    assert record["accept_length"] == pytest.approx(3, rel=0.02) and record["simulate_acc_len"] == "3"
+
+
+def test_prompts_of_a_file(tmp_path: Path) -> None:
+    prompts, file = tmp_path / "prompts.txt", tmp_path / "result.jsonl"
+    prompts.write_text("one\n\nand another\n")
+    tokenizer = ["--tokenizer-path", str(write_byte_tokenizer(tmp_path / "tokenizer"))]
+    words = [*_model_flags(None), *tokenizer, "--prompt-filename", str(prompts)]
+    assert bench_one_batch.main([*words, "--result-filename", str(file)]) == 0
+    record = json.loads(file.read_text())
+    assert (record["batch_size"], record["input_len"]) == (2, len("and another"))
+
+
+@pytest.mark.parametrize("stage,traces", [("all", 2), ("prefill", 1), ("decode", 1)])
+def test_profile(stage: str, traces: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SGLANG_TORCH_PROFILER_DIR", str(tmp_path / "traces"))
+    words = ["--input-len", "5", "--output-len", "12", "--draft-len", "3", "--result-filename", ""]
+    words += ["--profile", "--profile-stage", stage, "--profile-filename-prefix", "p", "--profile-steps", "2"]
+    assert bench_one_batch.main([*_model_flags(), *words]) == 0
+    files = sorted((tmp_path / "traces").iterdir())
+    stages = ["decode", "prefill"] if stage == "all" else [stage]
+    assert [f.name for f in files] == [f"p_batch1_input5_output12_{s}.trace.json.gz" for s in stages]
+    for file in files:
+        names = {event.get("name") for event in json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]}
+        assert "aten::embedding" in names or "aten::index_select" in names  # of the executor's thread
 
 
 def test_correctness_test(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -62,7 +114,11 @@ def test_correctness_test(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         ([*_model_flags(None), "--draft-len", "3"], "--draft-len 3 is more than --speculative-num-steps 0"),
         (["--model-path", "/nowhere"], "does not exist"),
         ([*_model_flags(), "--input-len", "9000"], "KV places"),
+        ([*_model_flags(), "--input-len", "500"], "a context of 516 tokens; it is 512"),
         ([*_model_flags(), "--no-such-flag"], "--no-such-flag"),
+        ([*_model_flags(), "--output-len", "8", "0"], "--output-len must be at least 1, got 0"),
+        ([*_model_flags(), "--prompt-filename", "/nowhere"], "/nowhere can't be read"),
+        ([*_model_flags(), "--prompt-filename", "/nowhere", "--input-len", "5"], "leave out"),
     ],
 )
 def test_errors_are_one_line(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

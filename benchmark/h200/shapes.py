@@ -1,0 +1,74 @@
+"""Model folders that hold a config.json and nothing else: shapes for dummy weights."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+LLAMA_8B: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 128256,
+    "hidden_act": "silu",
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "bos_token_id": 128000,
+    "eos_token_id": 128001,
+    "torch_dtype": "bfloat16",
+}
+EAGLE3_OF_8B: dict[str, Any] = LLAMA_8B | {
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "num_hidden_layers": 1,
+    "draft_vocab_size": 32000,
+}
+
+_TINY: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 256,
+    "max_position_embeddings": 2048,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+TINY_LLAMA: dict[str, Any] = LLAMA_8B | _TINY | {"num_hidden_layers": 6}
+TINY_EAGLE3: dict[str, Any] = EAGLE3_OF_8B | _TINY | {"draft_vocab_size": 128}
+
+
+@dataclass(frozen=True, slots=True)
+class Folders:
+    target: Path
+    drafter: Path | None
+
+
+def write_shapes(root: Path, tiny: bool) -> Folders:
+    """Folders of the 8B shape and of its drafter; ``tiny``: of a model that a CPU runs at once."""
+    target, drafter = (TINY_LLAMA, TINY_EAGLE3) if tiny else (LLAMA_8B, EAGLE3_OF_8B)
+    return Folders(_write(root / "target", target), _write(root / "drafter", drafter))
+
+
+def _write(folder: Path, config: dict[str, Any]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    return folder
