@@ -31,6 +31,7 @@ class TuneReport:
     seconds: float
 
 
+@torch.inference_mode()
 def tune_linears(choices: KernelChoices, run_steps: Callable[[], None]) -> TuneReport:
     """Fill ``choices`` for the products of ``run_steps``; those the table holds already are left alone.
 
