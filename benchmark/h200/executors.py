@@ -38,6 +38,7 @@ class Wanted:
     graph_sizes: tuple[int, ...] = ()  # none: the server's default sizes up to ``rows``
     dtype: str = "auto"
     dummy: bool = False
+    choices: Path | None = None  # of kernels, which a start of the same model has timed already
 
     def flags(self) -> list[str]:
         words: dict[str, Any] = {
@@ -63,6 +64,8 @@ class Wanted:
         flags = [str(word) for pair in words.items() for word in pair]
         if self.device != "cuda":
             return flags
+        if self.choices is not None:
+            flags += ["--kernel-choices-file", str(self.choices)]
         if self.graph_sizes:
             return [*flags, "--cuda-graph-bs", *map(str, self.graph_sizes)]
         return [*flags, "--cuda-graph-max-bs", str(self.rows)]

@@ -120,6 +120,7 @@ class Setting:
     device: str
     passes: int
     out: Records
+    choices: Path
 
     def wanted(self, shape: Shape | None, rows: int, spec_rows: int = 0) -> Wanted:
         sizes = self.sizes
@@ -136,6 +137,7 @@ class Setting:
             spec_rows=spec_rows,
             graph_sizes=tuple(n for n in sizes.plain if n <= rows),
             dummy=True,
+            choices=self.choices,
         )
 
     def run(self, part: str) -> None:
@@ -169,9 +171,9 @@ class Setting:
                     filled.decode(rows, [TREE[0]], self.out, mode="tree", number=number, drafter=True)
 
     def _run_start(self) -> None:
-        """The start of a server with both sets of graphs, at the default sizes."""
+        """The start of a server with both sets of graphs, at the default sizes, all kernels timed anew."""
         rows, spec_rows = self.sizes.startup
-        wanted = replace(self.wanted(CHAIN, rows, spec_rows), graph_sizes=())
+        wanted = replace(self.wanted(CHAIN, rows, spec_rows), graph_sizes=(), choices=None)
         with started(wanted, self.out, "startup"):
             pass
 
@@ -196,7 +198,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     out = Records(args.out, device_name(args.device))
     with tempfile.TemporaryDirectory(prefix="shapes_") as root:
         folders = write_shapes(Path(root), args.tiny)
-        setting = Setting(folders, TINY if args.tiny else FULL, args.device, args.passes, out)
+        sizes, choices = TINY if args.tiny else FULL, Path(root) / "choices.json"
+        setting = Setting(folders, sizes, args.device, args.passes, out, choices)
         for part in args.parts:
             setting.run(part)
     print("\n".join(tables(out.lines)))

@@ -109,6 +109,18 @@ def test_correctness_test(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.parametrize(
+    "flags,sizes",
+    [([], (1, 8)), (["--cuda-graph-max-bs", "4"], None), (["--cuda-graph-bs", "2"], (2,))],
+)
+def test_graphs_for_what_is_timed(flags: list[str], sizes: tuple[int, ...] | None) -> None:
+    words = [*_model_flags(), "--device", "cuda", "--batch-size", "8", "1", *flags]
+    _, args = bench_one_batch.parse(words)
+    assert (args.cuda_graph_bs, args.max_running_requests) == (sizes, 8)
+    _, args = bench_one_batch.parse([*_model_flags(), "--device", "cuda", "--disable-cuda-graph"])
+    assert args.cuda_graph_bs is None and args.disable_cuda_graph
+
+
+@pytest.mark.parametrize(
     "flags,message",
     [
         ([*_model_flags(None), "--draft-len", "3"], "--draft-len 3 is more than --speculative-num-steps 0"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from benchmark.h200 import correctness, reference_ids, smollm2_streams, step_times
 from benchmark.h200.acceptance import Accepted, accepted_of
+from benchmark.h200.executors import CHAIN, TREE, Records
 from benchmark.h200.follow import Difference, follow, generate
 from benchmark.h200.padding import Reserved, replay
 from benchmark.h200.reference import Continuation, Reference, read_reference, write_reference
 from benchmark.h200.reference_ids import margins_and_errors
+from benchmark.h200.shapes import write_shapes
 from benchmark.h200.step_tables import bars, tables
+from sglang.srt.managers.executor_settings import executor_args
+from sglang.srt.server_args import ServerArgs
 
 ROOT = Path(__file__).resolve().parents[3]
 PROMPTS = [[5, 6, 7], [200] * 9, [1, 2, 3, 4, 5, 6, 90]]
@@ -69,6 +74,22 @@ def test_step_times(
     assert capsys.readouterr().out in printed
 
 
+@pytest.mark.parametrize("tiny", [False, True])
+def test_the_gpus_flags_are_flags_of_the_server(tiny: bool, tmp_path: Path) -> None:
+    folders, sizes = write_shapes(tmp_path, tiny), step_times.TINY if tiny else step_times.FULL
+    setting = step_times.Setting(folders, sizes, "cuda", 1, Records(None, "d"), tmp_path / "choices.json")
+    for shape in (None, CHAIN, TREE):
+        wanted = setting.wanted(shape, rows=4, spec_rows=2)
+        args = ServerArgs.from_command_line(wanted.flags()).resolve("LlamaForCausalLM")
+        built = executor_args(args)
+        assert (built.device, built.attention_backend, built.load_format) == ("cuda", "triton", "dummy")
+        assert built.cuda_graph_bs == (1, 2, 4) and built.capture_max_bs == (2 if shape else None)
+        assert built.kernel_choices_file == str(tmp_path / "choices.json")
+    default = replace(setting.wanted(CHAIN, 4, 2), graph_sizes=(), choices=None)
+    built = executor_args(ServerArgs.from_command_line(default.flags()).resolve("LlamaForCausalLM"))
+    assert (built.cuda_graph_max_bs, built.cuda_graph_bs, built.kernel_choices_file) == (4, None, None)
+
+
 def _decode(mode: str, drafter: bool, batch: int, *ms: float, rate: float = 1.0) -> list[dict[str, Any]]:
     return [
         {
@@ -77,6 +98,12 @@ def _decode(mode: str, drafter: bool, batch: int, *ms: float, rate: float = 1.0)
         }
         for value in ms
     ]  # fmt: skip
+
+
+GRAPHS = [
+    {"draft_len": 0, "sizes": [1, 2, 4], "seconds": 5.0, "bytes": 1.2e9},
+    {"draft_len": 3, "sizes": [1], "seconds": 4.0, "bytes": 2e9},
+]
 
 
 def test_tables_take_the_better_pass_and_judge_it() -> None:
@@ -89,6 +116,7 @@ def test_tables_take_the_better_pass_and_judge_it() -> None:
         *_decode("spec", True, 128, 21.67 * 0.8),
         {"kind": "prefill", "device": "d", "drafter": False, "batch": 8, "input_len": 1024, "wall_s": 0.2},
         {"kind": "prefill", "device": "d", "drafter": True, "batch": 8, "input_len": 1024, "wall_s": 0.22},
+        {"kind": "start", "device": "d", "note": "startup", "seconds": 50.0, "info": {"graphs": GRAPHS}},
     ]
     found = {bar.what: (round(bar.value, 3), bar.verdict) for bar in bars(lines)}
     assert found == {
@@ -101,8 +129,11 @@ def test_tables_take_the_better_pass_and_judge_it() -> None:
         "prefill 8 x 1024, peer / ours": (0.915, "MISSED"),
         "prefill 8 x 1024 with drafter, peer / ours": (0.868, "MISSED"),
         "prefill 8 x 1024, with / without drafter": (1.1, "MISSED"),
+        "start with both sets, all of it, s": (50.0, "reached"),
+        "graphs, GB": (3.2, "MISSED"),
     }
     text = "\n".join(tables(lines))
+    assert "| startup | 50.0 | draft_len 0: 3, draft_len 3: 1 | 9.0 | 3.20 |" in text
     assert "| 1 | 4.20 (4.40) | 1.188 | 238 | 4.25 (4.30) | 1.012 | 5.40 (5.40) |" in text
 
 
