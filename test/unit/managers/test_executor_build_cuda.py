@@ -44,6 +44,7 @@ def fake_device(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return TOTAL - (100 << 20), TOTAL
 
     fakes = SimpleNamespace(
+        get_device_name=lambda device: "fake",
         synchronize=lambda device=None: None,
         empty_cache=lambda: None,
         reset_peak_memory_stats=lambda device: None,
