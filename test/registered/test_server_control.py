@@ -49,6 +49,7 @@ class TestControl(ServerTestCase):
         for path in ("/model_info", "/get_model_info"):
             info = self.client.get(path).json()
             self.assertEqual((info["served_model_name"], info["is_generation"]), ("tiny", True))
+            self.assertEqual((info["model_type"], info["architectures"]), ("llama", ["LlamaForCausalLM"]))
         for path in ("/", "/health", "/ready", "/ping", "/health_generate"):
             self.assertEqual(self.client.get(path).status_code, 200, path)
 

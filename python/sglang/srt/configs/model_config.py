@@ -24,6 +24,7 @@ _SAMPLING_DEFAULTS: Final = ("temperature", "top_p", "top_k", "min_p", "repetiti
 class ModelConfig:
     path: str
     architecture: str
+    model_type: str  # empty where the file doesn't say
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -126,6 +127,7 @@ def _build(
     return cls(
         path=str(path),
         architecture=architecture,
+        model_type=fields.text("model_type", ""),
         vocab_size=fields.integer("vocab_size"),
         hidden_size=hidden_size,
         intermediate_size=fields.integer("intermediate_size"),

@@ -48,6 +48,7 @@ class ServerContext:
             "disaggregation_mode": "null",
             "has_image_understanding": False,
             "has_audio_understanding": False,
+            "model_type": self.model.model_type,
             "architectures": [self.model.architecture],
         }
 
