@@ -66,6 +66,15 @@ def test_too_little_memory_is_said_with_numbers() -> None:
         replace(BUDGET, num_slots=100, max_total_tokens=500).num_pages()
 
 
+def test_more_tokens_than_can_be_used_are_cut_with_a_line(caplog: pytest.LogCaptureFixture) -> None:
+    assert replace(BUDGET, max_total_tokens=2 * 64).num_pages() == 32
+    assert caplog.messages == []
+    assert replace(BUDGET, max_total_tokens=200).num_pages() == 32
+    (line,) = caplog.messages
+    assert line.startswith("--max-total-tokens 200 is more than 2 requests of 50 tokens can use: ")
+    assert line.endswith("holds 128")
+
+
 def test_the_host_has_memory() -> None:
     assert 2**24 < available_bytes(torch.device("cpu")) < 2**50
 

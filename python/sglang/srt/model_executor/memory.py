@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,8 @@ import torch
 
 from sglang.srt.model_executor.config import max_positions
 from sglang.srt.model_executor.step_plan import SpecShape
+
+logger = logging.getLogger(__name__)
 
 
 class OutOfMemoryError(RuntimeError):
@@ -30,7 +33,7 @@ class PageBudget:
     def num_pages(self) -> int:
         """Usable pages, the pad page not counted.
 
-        Never more than all slots can use at their longest.
+        Never more than all slots can use at their longest: a log line where that is less than the user's.
 
         Raises:
             OutOfMemoryError: a request of two tokens would not fit.
@@ -41,11 +44,19 @@ class PageBudget:
         if self.max_total_tokens is not None:
             pages = min(most, self.max_total_tokens // self.page_size)
             self._need(pages <= fit, f"--max-total-tokens {self.max_total_tokens} does not fit", fit)
+            if self.max_total_tokens // self.page_size > most:
+                self._say_cut(most)
         else:
             pages = min(most, fit)
         smallest = -(-(2 + longest - self.context_len) // self.page_size)
         self._need(pages >= smallest, f"no request fits: it needs {smallest * self.page_size} tokens", pages)
         return pages
+
+    def _say_cut(self, most: int) -> None:
+        logger.warning(
+            "--max-total-tokens %d is more than %d requests of %d tokens can use: the KV cache holds %d",
+            self.max_total_tokens, self.num_slots, self.context_len, most * self.page_size,
+        )  # fmt: skip
 
     def _need(self, ok: bool, problem: str, pages: int) -> None:
         if ok:
