@@ -26,7 +26,8 @@ from sglang.srt.managers.text_metrics import NoTextMetrics, PrometheusTextMetric
 from sglang.srt.managers.text_request import RequestError
 from sglang.srt.managers.tokenizer_manager import Limits, TokenizerManager
 from sglang.srt.utils.child_process import Child, describe_exit, start_child, stop_children
-from sglang.srt.utils.ipc import Receiver, Sender, endpoint, make_run_folder, remove_run_folder
+from sglang.srt.utils.ipc import Receiver, Sender, endpoint
+from sglang.srt.utils.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +48,8 @@ class ServerRuntime:
         self.startup_time_s = 0.0
         self._prepared = prepared
         self._loop = asyncio.get_running_loop()
-        self._folder = make_run_folder()
+        self._run_folder = RunFolder()
+        self._folder = self._run_folder.path
         self._children: list[Child] = []
         self._ready: dict[str, dict[str, Any]] = {}
         self._news = asyncio.Event()
@@ -92,7 +94,7 @@ class ServerRuntime:
 
     def _close_processes(self) -> None:
         stop_children(self._children)
-        remove_run_folder(self._folder)
+        self._run_folder.remove()
 
     @property
     def failure(self) -> str:

@@ -20,8 +20,9 @@ from sglang.srt.managers.io_struct import (
     encode,
 )
 from sglang.srt.utils.child_process import end_with_parent, read_config
-from sglang.srt.utils.ipc import Receiver, Sender, close_sockets, endpoint, remove_run_folder
+from sglang.srt.utils.ipc import Receiver, Sender, close_sockets, endpoint
 from sglang.srt.utils.log import configure_logging
+from sglang.srt.utils.run_folder import remove_run_folder
 from sglang.srt.utils.text_tokenizer import TextTokenizer, TokenizerError
 
 NAME = "detokenizer"

@@ -26,9 +26,10 @@ from sglang.srt.speculative.toggle import decide_by_threshold
 from sglang.srt.utils.child_process import end_with_parent, read_config
 from sglang.srt.utils.flags import ServerArgsError
 from sglang.srt.utils.gpu import GPU_DEVICE_FILE
-from sglang.srt.utils.ipc import Receiver, Sender, close_sockets, endpoint, remove_run_folder
+from sglang.srt.utils.ipc import Receiver, Sender, close_sockets, endpoint
 from sglang.srt.utils.log import configure_logging
 from sglang.srt.utils.openmp import spin_briefly
+from sglang.srt.utils.run_folder import remove_run_folder
 from sglang.srt.utils.text_tokenizer import TextTokenizer, TokenizerError
 
 NAME = "scheduler"

@@ -1,9 +1,7 @@
-"""Sockets between the processes of one server, and the private folder they lie in."""
+"""Sockets between the processes of one server."""
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -11,21 +9,6 @@ from typing import Any, Generic, TypeVar
 import zmq
 
 T = TypeVar("T")
-
-_LONGEST_SOCKET_PATH = 90  # of 107 bytes that the system allows
-
-
-def make_run_folder() -> Path:
-    """A folder only this user can enter; whoever ends last removes it with ``remove_run_folder``."""
-    folder = Path(tempfile.mkdtemp(prefix="sglang-"))
-    if len(str(folder)) > _LONGEST_SOCKET_PATH - 20:
-        folder.rmdir()
-        folder = Path(tempfile.mkdtemp(prefix="sglang-", dir="/tmp"))
-    return folder
-
-
-def remove_run_folder(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def endpoint(folder: Path, name: str) -> str:
