@@ -29,6 +29,7 @@ from sglang.srt.model_loader.checkpoint import open_source
 from sglang.srt.models.registry import build_model
 
 FILE = Path(__file__).parent / "smollm2_reference.jsonl"
+_ROUNDING = 1e-3  # of a float32 logit
 
 
 class TeacherForced:
@@ -61,6 +62,13 @@ def margins_and_errors(exact: torch.Tensor, rounded: torch.Tensor) -> tuple[list
     return margin.tolist(), (other[:, 0] - other[:, 1] - margin).abs().tolist()
 
 
+def check_outputs(exact: torch.Tensor, output: Sequence[int]) -> None:
+    """Decoding and one forward over it all must agree, but for float32's own rounding. exact: [T, V]."""
+    chosen = exact.gather(1, torch.tensor(output)[:, None])[:, 0]
+    short = exact.max(dim=1).values - chosen
+    assert bool((short < _ROUNDING).all()), f"outputs are {short.max():.4f} below the best logit"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -82,6 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     sequences = []
     for prompt, output in zip(prompts, outputs, strict=True):
         exact, rounded = (model.logits([*prompt.ids, *output], len(output)) for model in both)
+        check_outputs(exact, output)
         margins, errors = margins_and_errors(exact, rounded)
         sequences.append(Continuation(prompt.id, list(prompt.ids), output, margins, errors))
     reference = Reference(folders.target.name, sequences)

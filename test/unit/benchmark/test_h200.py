@@ -23,7 +23,7 @@ from benchmark.h200.executors import CHAIN, TREE, Records
 from benchmark.h200.follow import Difference, follow, generate
 from benchmark.h200.padding import Reserved, replay
 from benchmark.h200.reference import Continuation, Reference, read_reference, write_reference
-from benchmark.h200.reference_ids import margins_and_errors
+from benchmark.h200.reference_ids import check_outputs, margins_and_errors
 from benchmark.h200.shapes import write_shapes
 from benchmark.h200.step_tables import bars, tables
 from sglang.srt.managers.executor_settings import executor_args
@@ -161,6 +161,21 @@ def test_margins_and_errors() -> None:
     assert margins_and_errors(exact, rounded) == ([0.5, 2.0], [0.75, 0.25])
     reference = Reference("m", [Continuation("a", [1], [1, 0], *margins_and_errors(exact, rounded))])
     assert (reference.bf16_error, reference.decisive_share) == (0.75, 0.5)
+
+
+def test_outputs_that_the_model_would_not_choose_are_no_reference() -> None:
+    exact = torch.tensor([[1.0, 5.0, 4.9996], [3.0, 0.0, 1.0]])
+    check_outputs(exact, [1, 0])
+    check_outputs(exact, [2, 0])
+    with pytest.raises(AssertionError, match="2.0000 below"):
+        check_outputs(exact, [1, 2])
+
+
+def test_the_references_file_is_whole() -> None:
+    reference = read_reference(reference_ids.FILE)
+    assert {len(s.output) for s in reference.sequences} == {128} and len(reference.sequences) == 32
+    assert {len(x) for s in reference.sequences for x in (s.margins, s.bf16_errors)} == {128}
+    assert 0.3 < reference.bf16_error < 1 and reference.decisive_share > 0.75
 
 
 def test_reference_and_correctness(model_flags: list[str], tmp_path: Path) -> None:
