@@ -105,8 +105,6 @@ def report(url: str, arguments: argparse.Namespace) -> None:
     params = {"temperature": arguments.temperature, "max_new_tokens": arguments.max_new_tokens}
     counts = asyncio.run(measure_domains(url, prompts, params, arguments.concurrency, arguments.seed))
     expected = read_expected(arguments.expected, drafts, arguments.temperature)
-    if arguments.per_domain or arguments.domains:  # together they would be weighed otherwise
-        expected = {domain: length for domain, length in expected.items() if domain not in (ALL, "chat")}
     lengths = compare(counts, expected)
     title = f"{drafts} drafts, temperature {arguments.temperature:g}, {len(prompts)} prompts"
     print(f"{title}, at most {arguments.max_new_tokens} new tokens\n\n{markdown(lengths)}\n", flush=True)
@@ -136,19 +134,32 @@ async def measure_domains(
 
 def compare(counts: dict[str, list[SpecCount]], expected: dict[str, float]) -> list[DomainLength]:
     """Put the measured lengths beside the expected ones; the last rows are domains together."""
-    chat = [count for domain in CHAT for count in counts.get(domain, [])]
-    groups = {**counts, "chat": chat, ALL: [count for group in counts.values() for count in group]}
+    groups = {**{domain: (domain,) for domain in counts}, "chat": CHAT, ALL: tuple(counts)}
     return [
         DomainLength(
             domain=domain,
             sequences=len(group),
             steps=sum(count.steps for count in group),
             measured=ratio_of_sums([count.tokens for count in group], [count.steps for count in group]),
-            expected=expected.get(domain),
+            expected=expected_together(counts, expected, parts),
         )
-        for domain, group in groups.items()
+        for domain, parts in groups.items()
+        if (group := [count for part in parts for count in counts.get(part, [])])
         if any(count.steps for count in group)
     ]
+
+
+def expected_together(
+    counts: dict[str, list[SpecCount]], expected: dict[str, float], parts: Sequence[str]
+) -> float | None:
+    """Return the length of some domains together, of as many tokens of each as have been measured.
+
+    None where one of them has no expectation.
+    """
+    tokens = {part: sum(count.tokens for count in counts.get(part, [])) for part in parts}
+    if any(part not in expected for part in parts if tokens[part]):
+        return None
+    return sum(tokens.values()) / sum(count / expected[part] for part, count in tokens.items() if count)
 
 
 def markdown(lengths: Sequence[DomainLength]) -> str:
@@ -167,14 +178,12 @@ def markdown(lengths: Sequence[DomainLength]) -> str:
 
 
 def read_expected(path: Path, drafts: int, temperature: float) -> dict[str, float]:
-    """Return the expected accept lengths by domain; empty where the file says nothing of this setting.
-
-    The file is about greedy decoding with a chain of 3 drafts.
-    """
-    if drafts != 3 or temperature != 0.0 or not path.exists():
-        return {}
+    """Return the expected accept lengths by domain; empty where the file says nothing of this setting."""
     table: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return {domain: float(length) for domain, length in table.items() if isinstance(length, int | float)}
+    kind = {0.0: "greedy", 1.0: "t1_shared_noise"}.get(temperature)
+    if drafts != table["drafts"] or kind is None:
+        return {}
+    return {domain: float(row[f"accept_length_{drafts}"]) for domain, row in table[kind].items()}
 
 
 async def _num_steps(url: str) -> int:
