@@ -29,8 +29,8 @@ class RunRecord:
     total_seconds: float
     spec_tokens: float  # emitted by speculative steps
     spec_steps: int  # speculative steps, one a request a step
-    server_steps_plain: int  # decode steps of the server during the run
-    server_steps_spec: int
+    steps_plain: int  # decode steps of each mode, one a request a step
+    steps_spec: int
     prompt_ids: tuple[str, ...]
     text_hashes: tuple[str, ...]  # of the output ids, one a prompt
 

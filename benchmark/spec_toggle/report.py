@@ -45,11 +45,15 @@ def rows_of(records: Sequence[RunRecord]) -> list[Row]:
 
 
 def _by_mode(records: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
-    """Group by mode; only the rounds that every mode finished (a run may have been interrupted)."""
+    """Group by mode; only the rounds that every mode finished (a run may have been interrupted).
+
+    Nor those in which a mode's streams never all ran at once.
+    """
     groups: dict[str, dict[int, RunRecord]] = {}
     for record in records:
-        groups.setdefault(record.mode, {})[record.round] = record
-    shared = sorted(set.intersection(*(set(group) for group in groups.values())))
+        if record.decode_rate > 0:
+            groups.setdefault(record.mode, {})[record.round] = record
+    shared = sorted(set.intersection(*(set(group) for group in groups.values()))) if groups else []
     return {mode: [group[index] for index in shared] for mode, group in groups.items() if shared}
 
 
@@ -61,7 +65,7 @@ def _row(streams: int, groups: dict[str, list[RunRecord]]) -> Row:
     spec_tokens = sum(record.spec_tokens for record in groups[SPEC])
     spec_steps = sum(record.spec_steps for record in groups[SPEC])
     toggle = groups[TOGGLE]
-    speculated = sum(r.server_steps_spec for r in toggle) > sum(r.server_steps_plain for r in toggle)
+    speculated = sum(r.steps_spec for r in toggle) > sum(r.steps_plain for r in toggle)
     return Row(
         streams=streams,
         decode=decode,

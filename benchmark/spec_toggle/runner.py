@@ -99,17 +99,19 @@ async def run_round(
         for position, mode in enumerate(order.sample(modes, len(modes))):
             with _alone(mode.server, servers):
                 run = _drive(mode, waves, work.tokens_at(streams))
-                traces, steps = await asyncio.wait_for(run, work.timeout_s)
-            require_mode(mode.name, steps)
+                traces = await asyncio.wait_for(run, work.timeout_s)
             prompt_ids = tuple(prompt.id for wave in waves for prompt in wave)
-            done(_record(mode.name, streams, index, position, traces, steps, prompt_ids))
+            record = _record(mode.name, streams, index, position, traces, prompt_ids)
+            require_mode(record)
+            done(record)
 
 
-def require_mode(name: str, steps: dict[str, int]) -> None:
+def require_mode(record: RunRecord) -> None:
     """Refuse a run with a step that its mode must not have."""
-    wrong = {PLAIN: "spec", PLAIN_WITH_DRAFTER: "spec", SPEC: "plain"}.get(name)
-    if wrong and steps[wrong]:
-        raise ServerError(f"mode {name!r} ran {steps[wrong]} steps of mode {wrong!r}")
+    if record.mode in (PLAIN, PLAIN_WITH_DRAFTER) and record.steps_spec:
+        raise ServerError(f"mode {record.mode!r} ran {record.steps_spec} speculative steps")
+    if record.mode == SPEC and record.steps_plain:
+        raise ServerError(f"mode {record.mode!r} ran {record.steps_plain} plain steps")
 
 
 async def _fill_cache(server: Server, prompts: Sequence[Prompt], timeout_s: float) -> None:
@@ -121,20 +123,15 @@ async def _fill_cache(server: Server, prompts: Sequence[Prompt], timeout_s: floa
             await asyncio.wait_for(wave, timeout_s)
 
 
-async def _drive(
-    mode: Mode, waves: Sequence[Sequence[Prompt]], tokens: int
-) -> tuple[list[list[StreamTrace]], dict[str, int]]:
-    """Set the mode and run the waves; return their traces and the server's decode steps by mode."""
+async def _drive(mode: Mode, waves: Sequence[Sequence[Prompt]], tokens: int) -> list[list[StreamTrace]]:
+    """Set the mode, run the waves, and return their traces."""
     async with client.open_client(mode.server.base_url) as http:
         if mode.change:
             await client.set_internal_state(http, mode.change)
-        before = await _decode_steps(http)
-        traces = [
+        return [
             await client.generate_together(http, [prompt.text for prompt in wave], _greedy(tokens))
             for wave in waves
         ]
-        after = await _decode_steps(http)
-    return traces, {name: after.get(name, 0) - before.get(name, 0) for name in ("plain", "spec")}
 
 
 def _greedy(tokens: int) -> dict[str, Any]:
@@ -148,7 +145,6 @@ def _record(
     index: int,
     position: int,
     traces: Sequence[Sequence[StreamTrace]],
-    steps: dict[str, int],
     prompt_ids: tuple[str, ...],
 ) -> RunRecord:
     rate = add_waves(wave_rate(wave) for wave in traces)
@@ -167,16 +163,11 @@ def _record(
         total_seconds=rate.total_seconds,
         spec_tokens=spec.tokens,
         spec_steps=spec.steps,
-        server_steps_plain=steps["plain"],
-        server_steps_spec=steps["spec"],
+        steps_plain=sum(int(trace.meta["decode_steps_plain"]) for trace in finished),
+        steps_spec=sum(int(trace.meta["decode_steps_spec"]) for trace in finished),
         prompt_ids=prompt_ids,
         text_hashes=tuple(_digest(trace) for trace in finished),
     )
-
-
-async def _decode_steps(http: Any) -> dict[str, int]:
-    steps: dict[str, int] = (await client.internal_state(http)).get("decode_steps") or {}
-    return steps
 
 
 def _digest(trace: StreamTrace) -> str:

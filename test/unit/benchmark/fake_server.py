@@ -79,12 +79,14 @@ def build_app(threshold: int) -> FastAPI:
 
 async def _events(state: FakeState, wanted: int) -> AsyncIterator[str]:
     count = 1
-    spec_steps = 0
+    spec_steps = plain_steps = 0
     state.running += 1
     try:
         while True:
             finish = {"type": "length", "length": wanted} if count >= wanted else None
             meta: dict[str, Any] = {"completion_tokens": count, "finish_reason": finish}
+            if finish:
+                meta |= {"decode_steps_plain": plain_steps, "decode_steps_spec": spec_steps}
             if finish and spec_steps:
                 meta |= {"spec_verify_ct": spec_steps, "spec_accept_length": float(DRAFTS)}
             yield f"data: {json.dumps({'text': '', 'output_ids': list(range(count)), 'meta_info': meta})}\n\n"
@@ -93,6 +95,7 @@ async def _events(state: FakeState, wanted: int) -> AsyncIterator[str]:
             await asyncio.sleep(STEP_SECONDS)
             gained = state.step()
             spec_steps += gained > 1
+            plain_steps += gained == 1
             count = min(wanted, count + gained)
         yield "data: [DONE]\n\n"
     finally:

@@ -19,8 +19,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 from benchmark.demo.load import Arrival, TokenCounter
 from benchmark.demo.monitor import IDLE, Sample, take_sample
 from benchmark.spec_toggle import servers
-from benchmark.spec_toggle.accept_lengths import measure_domains
-from benchmark.spec_toggle.prompts import Prompt
+from benchmark.spec_toggle.accept_lengths import compare, measure_domains, read_expected
+from benchmark.spec_toggle.prompts import EXPECTED_ACCEPT, Prompt
+from benchmark.spec_toggle.rates import SpecCount
 from benchmark.spec_toggle.records import MODES, PLAIN, PLAIN_WITH_DRAFTER, SPEC, TOGGLE, RunRecord
 from benchmark.spec_toggle.runner import Workload, modes_of, require_mode, run_round
 from benchmark.spec_toggle.servers import Server, ServerError, running_server, wait_until_healthy
@@ -72,18 +73,23 @@ def test_round_measures_every_mode_at_every_point(tmp_path: Path) -> None:
     assert runs[SPEC, 1].prompt_ids == ("p0", "p1")
     assert runs[SPEC, 1].spec_tokens / runs[SPEC, 1].spec_steps == 3.0
     assert (runs[SPEC, 1].total_tokens, runs[PLAIN, 8].total_tokens) == (62, 248)
-    assert runs[PLAIN, 1].server_steps_plain == runs[PLAIN_WITH_DRAFTER, 1].server_steps_plain == 60
-    assert (runs[TOGGLE, 1].server_steps_plain, runs[TOGGLE, 1].server_steps_spec) == (0, 20)
-    assert runs[TOGGLE, 8].server_steps_plain > 8  # the last few streams of a wave may speculate
-    assert all(record.decode_rate > 0 for record in done)
+    assert runs[PLAIN, 1].steps_plain == runs[PLAIN_WITH_DRAFTER, 1].steps_plain == 60
+    assert (runs[TOGGLE, 1].steps_plain, runs[TOGGLE, 1].steps_spec) == (0, 20)
+    assert runs[TOGGLE, 8].steps_plain > 8  # the last few streams of a wave may speculate
+    assert all(record.decode_rate > 0 for record in done if record.streams == 1)
 
 
 def test_a_mode_that_did_not_run_as_named_is_refused() -> None:
-    require_mode(TOGGLE, {"plain": 3, "spec": 2})
-    require_mode(SPEC, {"plain": 0, "spec": 2})
-    for name, wrong in ((PLAIN, "spec"), (PLAIN_WITH_DRAFTER, "spec"), (SPEC, "plain")):
-        with pytest.raises(ServerError, match=f"1 steps of mode '{wrong}'"):
-            require_mode(name, {"plain": 5, "spec": 5, wrong: 1})
+    allowed = {TOGGLE: (3, 2), SPEC: (0, 2), PLAIN: (3, 0), PLAIN_WITH_DRAFTER: (3, 0)}
+    for mode, (plain, spec) in allowed.items():
+        require_mode(_record(mode, plain, spec))
+    for mode, wrong in ((PLAIN, "1 spec"), (PLAIN_WITH_DRAFTER, "1 spec"), (SPEC, "1 plain")):
+        with pytest.raises(ServerError, match=wrong):
+            require_mode(_record(mode, 1, 1))
+
+
+def _record(mode: str, plain: int, spec: int) -> RunRecord:
+    return RunRecord(mode, 1, 0, 0, 1.0, 1.0, 1.0, 1.0, 1, 1.0, 0.0, 0, plain, spec, (), ())
 
 
 def test_few_streams_get_more_tokens_and_rounds_other_prompts() -> None:
@@ -101,6 +107,23 @@ def test_accept_lengths_by_domain(fake: Server) -> None:
     assert sorted(measured) == ["a", "b"]
     assert all(count.accept_length == 3.0 for counts in measured.values() for count in counts)
     assert len(measured["a"]) == 3
+
+
+def test_the_expectations_of_the_shipped_drafter_are_found() -> None:
+    greedy = read_expected(EXPECTED_ACCEPT, 3, 0.0)
+    assert (greedy["all"], greedy["tool"]) == (2.958, 3.195)
+    assert read_expected(EXPECTED_ACCEPT, 3, 1.0)["all"] == 2.085
+    assert read_expected(EXPECTED_ACCEPT, 2, 0.0) == read_expected(EXPECTED_ACCEPT, 3, 0.7) == {}
+    # The tokens measured weigh the domains: of all prompts, they give what the file has for all.
+    table = json.loads(EXPECTED_ACCEPT.read_text())["greedy"]
+    counts = {
+        name: [SpecCount(row["tokens"], 9)] for name, row in table.items() if name not in ("all", "chat")
+    }
+    rows = {row.domain: row for row in compare(counts, greedy)}
+    assert rows["all"].expected == pytest.approx(2.958, abs=2e-3)
+    assert rows["chat"].expected == pytest.approx(2.608, abs=2e-3)
+    assert (rows["tool"].expected, rows["chat"].steps, rows["all"].sequences) == (3.195, 18, 7)
+    assert compare(counts, {"tool": 3.0})[-1].expected is None
 
 
 def test_frozen_server_does_nothing_and_comes_back(fake: Server) -> None:

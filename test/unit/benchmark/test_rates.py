@@ -1,6 +1,7 @@
 """Unit tests of what is made of token arrival times, and of the report made of that."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,6 @@ from benchmark.spec_toggle.prompts import Prompt, interleaved, stretch
 from benchmark.spec_toggle.rates import add_waves, spec_count, tokens_at, wave_rate
 from benchmark.spec_toggle.records import (
     MODES,
-    BenchRun,
     RunRecord,
     append_record,
     read_run,
@@ -100,7 +100,7 @@ def _records(streams: int, rates: dict[str, float]) -> list[RunRecord]:
             decode_rate=rates[mode] * (1 + index / 100), total_rate=rates[mode] * 0.8,
             decode_tokens=10.0, decode_seconds=1.0, total_tokens=10, total_seconds=1.0,
             spec_tokens=28.0 if mode == "spec" else 0.0, spec_steps=10 if mode == "spec" else 0,
-            server_steps_plain=0, server_steps_spec=10, prompt_ids=("p",),
+            steps_plain=0, steps_spec=10, prompt_ids=("p",),
             text_hashes=(f"{streams}{index}",),
         )
         for index in range(5)
@@ -130,9 +130,16 @@ def test_report_of_a_known_run(tmp_path: Path) -> None:
 
 def test_report_of_an_interrupted_run_uses_what_every_mode_finished() -> None:
     rates = dict.fromkeys(MODES, 10.0)
-    records = (_records(1, rates) + _records(2, rates)[:1])[:-3]
-    run = BenchRun({}, tuple(records))
-    assert [row.streams for row in rows_of(run.records)] == [1]
+    records = _records(1, rates)[:-2] + _records(2, rates)[:1]
+    assert [row.streams for row in rows_of(records)] == [1]
+
+
+def test_report_leaves_out_rounds_without_a_rate() -> None:
+    records = _records(1, {"plain": 10.0, "spec": 20.0, "toggle": 20.0, "plain+drafter": 10.0})
+    records[0] = replace(records[0], decode_rate=0.0)
+    (row,) = rows_of(records)
+    assert row.decode["spec"].low == pytest.approx(20.0 * 1.01)  # of the second round
+    assert rows_of([replace(record, decode_rate=0.0) for record in records]) == []
 
 
 if __name__ == "__main__":
