@@ -15,7 +15,6 @@ from sglang.srt.managers.io_struct import (
     FinishReason,
     FlushCacheRequest,
     GenerateRequest,
-    GetStateRequest,
     RequestStats,
     SetStateRequest,
     TokenBatch,
@@ -137,8 +136,7 @@ class SchedulerHarness:
         return self.replies[-1]
 
     def state(self) -> dict[str, Any]:
-        self.scheduler.receive(GetStateRequest("get"))
-        return self.replies[-1].body
+        return self.scheduler.state
 
     def step(self) -> bool:
         progressed = self.scheduler.step()

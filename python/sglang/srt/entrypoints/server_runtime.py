@@ -16,14 +16,16 @@ from sglang.srt.entrypoints.prepare import Prepared, StartError
 from sglang.srt.managers.io_struct import (
     ControlReply,
     Failed,
+    GetStateRequest,
     Ready,
     TextBatch,
+    ToScheduler,
     ToTokenizer,
     encode,
     tokenizer_decoder,
 )
+from sglang.srt.managers.state_answers import state_endpoint
 from sglang.srt.managers.text_metrics import NoTextMetrics, PrometheusTextMetrics, TextMetrics
-from sglang.srt.managers.text_request import RequestError
 from sglang.srt.managers.tokenizer_manager import Limits, TokenizerManager
 from sglang.srt.utils.child_process import Child, describe_exit, start_child, stop_children
 from sglang.srt.utils.ipc import Receiver, Sender, endpoint
@@ -61,6 +63,7 @@ class ServerRuntime:
             endpoint(self._folder, "tokenizer"), tokenizer_decoder.decode
         )
         self._sender = Sender(endpoint(self._folder, _SCHEDULER), encode)
+        self._state_sender = Sender(state_endpoint(self._folder), encode)
         atexit.register(self._close_processes)
 
     @staticmethod
@@ -90,6 +93,7 @@ class ServerRuntime:
         self._close_processes()
         self._receiver.close()
         self._sender.close()
+        self._state_sender.close()
         atexit.unregister(self._close_processes)
 
     def _close_processes(self) -> None:
@@ -125,12 +129,11 @@ class ServerRuntime:
                 raise StartError(self._failure)
         limits = Limits(**self._ready[_SCHEDULER])
         self.manager = TokenizerManager(
-            self._prepared.tokenizer, limits, self._sender.send, self._metrics, self.args.random_seed
+            self._prepared.tokenizer, limits, self._send, self._metrics, self.args.random_seed
         )
-        try:
-            await self.manager.get_state()  # an answer: the way to the scheduler is open too
-        except RequestError as error:
-            raise StartError(str(error)) from error
+        reply = await self.manager.flush_cache()  # an answer: the way to the scheduler is open too
+        if not reply.ok:
+            raise StartError(reply.error)
         self.startup_time_s = time.time() - self.started_ts
         logger.info(
             "The model is loaded (%.1f s): context of %d tokens, KV cache of %d tokens.",
@@ -155,6 +158,10 @@ class ServerRuntime:
         return start_child(_DETOKENIZER, module, msgspec.msgpack.encode(config), kill_with_parent=False)
 
     # ---- while it runs
+
+    def _send(self, message: ToScheduler | GetStateRequest) -> None:
+        sender = self._state_sender if isinstance(message, GetStateRequest) else self._sender
+        sender.send(message)
 
     def _receive(self) -> None:
         for message in self._receiver.receive_all():

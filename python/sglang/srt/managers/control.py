@@ -1,4 +1,4 @@
-"""Answers to control messages: flush the cache, read and change the state."""
+"""Answers to control messages: flush the cache, change the state; and what the state is."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 from sglang.srt.managers.io_struct import (
     ControlReply,
     FlushCacheRequest,
-    GetStateRequest,
     SetStateRequest,
 )
 from sglang.srt.managers.page_budget import PageBudget
@@ -42,9 +41,8 @@ class Controls:
         self._cache = cache
         self._settings = settings
         self._stats = stats
-        self._config = config
-        self._info = info
         self._reply = reply
+        self._fixed = _fixed_state(config, info, budget)
 
     def flush_cache(self, message: FlushCacheRequest) -> None:
         """No step is in flight if the table is empty."""
@@ -58,9 +56,6 @@ class Controls:
         self._budget.free(self._cache.reset())
         self._stats.reset_acceptance()
         self._reply(ControlReply(request_id=message.request_id, ok=True))
-
-    def get_state(self, message: GetStateRequest) -> None:
-        self._reply(ControlReply(request_id=message.request_id, ok=True, body=self.internal_state()))
 
     def set_state(self, message: SetStateRequest) -> None:
         """All of the change or nothing."""
@@ -86,24 +81,27 @@ class Controls:
         return ""
 
     def internal_state(self) -> dict[str, Any]:
-        """``internal_states[0]`` of /server_info, the resolved arguments left out."""
+        """``internal_states[0]`` of /server_info, the resolved arguments left out. Made in every step."""
         state: dict[str, Any] = {
-            "effective_max_running_requests_per_dp": min(
-                self._config.max_running_requests, self._info.num_slots
-            ),
-            "memory_usage": {
-                "weight": round(self._info.weight_bytes / GIB, 3),
-                "kvcache": round(self._info.kv_bytes / GIB, 3),
-                "token_capacity": self._budget.token_capacity,
-            },
+            **self._fixed,
             "num_running_reqs": self._table.num_running,
             "num_queue_reqs": len(self._table.waiting),
         }
-        if self._info.graphs:
-            state |= _graph_state(self._info.graphs)
         if self._settings.has_drafter:
             state[THRESHOLD] = self._settings.threshold
         return state | self._stats.figures()
+
+
+def _fixed_state(config: SchedulerConfig, info: ExecutorInfo, budget: PageBudget) -> dict[str, Any]:
+    state: dict[str, Any] = {
+        "effective_max_running_requests_per_dp": min(config.max_running_requests, info.num_slots),
+        "memory_usage": {
+            "weight": round(info.weight_bytes / GIB, 3),
+            "kvcache": round(info.kv_bytes / GIB, 3),
+            "token_capacity": budget.token_capacity,
+        },
+    }
+    return state | _graph_state(info.graphs) if info.graphs else state
 
 
 def _graph_state(sets: Sequence[GraphSet]) -> dict[str, Any]:

@@ -3,6 +3,8 @@
     TokenizerManager ──► Scheduler ──► Detokenizer ──► TokenizerManager
            ▲───────── ControlReply ───────┘
 
+GetStateRequest goes to the scheduler's process too, on a way of its own: nothing it is busy with delays it.
+
 ``rid`` names one sample of one request (a request with n > 1 or a list becomes several).
 """
 
@@ -136,12 +138,13 @@ class Failed(Message, frozen=True):
     error: str
 
 
-ToScheduler = GenerateRequest | AbortRequest | FlushCacheRequest | GetStateRequest | SetStateRequest
+ToScheduler = GenerateRequest | AbortRequest | FlushCacheRequest | SetStateRequest
 ToDetokenizer = TokenBatch
 ToTokenizer = TextBatch | ControlReply | Ready | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 encode = _encoder.encode
 scheduler_decoder: msgspec.msgpack.Decoder[ToScheduler] = msgspec.msgpack.Decoder(ToScheduler)
+state_decoder: msgspec.msgpack.Decoder[GetStateRequest] = msgspec.msgpack.Decoder(GetStateRequest)
 detokenizer_decoder: msgspec.msgpack.Decoder[ToDetokenizer] = msgspec.msgpack.Decoder(ToDetokenizer)
 tokenizer_decoder: msgspec.msgpack.Decoder[ToTokenizer] = msgspec.msgpack.Decoder(ToTokenizer)

@@ -21,7 +21,6 @@ from sglang.srt.managers.io_struct import (
     ControlReply,
     FlushCacheRequest,
     GenerateRequest,
-    GetStateRequest,
     SetStateRequest,
     TokenBatch,
     ToScheduler,
@@ -71,6 +70,7 @@ class Scheduler:
         self._config = config
         self._clock = clock
         self._in_flight: LaunchedStep | None = None
+        self._send_reply = reply
         self.cache = cache
         self.pages = PageAllocator(info.num_pages)
         self.slots = SlotAllocator(info.num_slots)
@@ -93,8 +93,9 @@ class Scheduler:
             info.spec,
         )  # fmt: skip
         self._controls = Controls(
-            self.table, self._budget, cache, self._settings, self._stats, config, info, reply
+            self.table, self._budget, cache, self._settings, self._stats, config, info, self._reply
         )
+        self._state = self._controls.internal_state()
         metrics.constants(_constants(info))
 
     def _make_planner(self, policy: Policy, info: ExecutorInfo) -> Planner:
@@ -115,11 +116,10 @@ class Scheduler:
             self._abort(message)
         elif isinstance(message, FlushCacheRequest):
             self._flush_cache(message)
-        elif isinstance(message, GetStateRequest):
-            self._controls.get_state(message)
         else:
             assert isinstance(message, SetStateRequest)
-            self._controls.set_state(message)
+            self._set_state(message)
+        self._publish()
         self._outputs.flush()
 
     def _add(self, message: GenerateRequest) -> None:
@@ -144,9 +144,17 @@ class Scheduler:
         self._report_load()
 
     def _flush_cache(self, message: FlushCacheRequest) -> None:
-        if self.table.is_empty:
-            self._commit_in_flight()  # a step whose rows have all finished may still be on its way
+        self._settle()
         self._controls.flush_cache(message)
+
+    def _set_state(self, message: SetStateRequest) -> None:
+        self._settle()  # the figures that follow are those of the new state alone
+        self._controls.set_state(message)
+
+    def _settle(self) -> None:
+        """A step whose rows have all finished may still be on its way."""
+        if self.table.is_empty:
+            self._commit_in_flight()
 
     # ---- plan, launch, commit, emit ------------------------------------------------------------
 
@@ -164,6 +172,7 @@ class Scheduler:
         self._in_flight = launched
         if self._config.disable_overlap:
             committed = self._commit_in_flight()
+        self._publish()
         self._outputs.flush()
         self._report_load()
         progressed = launched is not None or committed or planned is Blocked.PLAN_AGAIN
@@ -191,8 +200,21 @@ class Scheduler:
         if not self.has_work:
             self._stats.idle()
 
-    def internal_state(self) -> dict[str, Any]:
-        return self._controls.internal_state()
+    @property
+    def state(self) -> dict[str, Any]:
+        """As of the last step or message; another thread may read it at any time."""
+        return self._state
+
+    def _publish(self) -> None:
+        """Before anything is sent, so that who has the answer finds it in the state too.
+
+        A new object each time: a reader has the old one or the new one, whole.
+        """
+        self._state = self._controls.internal_state()
+
+    def _reply(self, reply: ControlReply) -> None:
+        self._publish()
+        self._send_reply(reply)
 
 
 def _constants(info: ExecutorInfo) -> EngineConstants:

@@ -17,6 +17,7 @@ from sglang.srt.managers.io_struct import Failed, Ready, TokenBatch, ToScheduler
 from sglang.srt.managers.metrics import MetricsSink, NullSink
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.managers.scheduler_config import SchedulerConfig
+from sglang.srt.managers.state_answers import answer_states
 from sglang.srt.mem_cache.prefix_cache import NoCache
 from sglang.srt.mem_cache.radix_cache import RadixCache
 from sglang.srt.model_executor.executor import Executor
@@ -123,6 +124,7 @@ def serve(config: SchedulerProcessConfig, folder: Path, reply: Sender) -> None:
     receiver = Receiver(endpoint(folder, "scheduler"), scheduler_decoder.decode)
     to_detokenizer = Sender(endpoint(folder, "detokenizer"), encode)
     scheduler = build_scheduler(config.args, executor, to_detokenizer, reply)
+    answer_states(folder, lambda: scheduler.state)
     to_detokenizer.send(TokenBatch([]))  # opens the way: the detokenizer reports that it has come
     reply.send(Ready(NAME, dict(ready_info(executor.info))))
     run(scheduler, receiver)

@@ -51,7 +51,7 @@ class TokenizerManager:
         self,
         tokenizer: TextTokenizer,
         limits: Limits,
-        send: Callable[[ToScheduler], None],
+        send: Callable[[ToScheduler | GetStateRequest], None],
         metrics: TextMetrics,
         random_seed: int | None,
     ) -> None:
@@ -200,7 +200,7 @@ class TokenizerManager:
         except (OverflowError, RecursionError, TypeError, UnicodeEncodeError) as error:
             raise RequestError(f"a value can't be sent to the scheduler: {error}") from error
 
-    async def _ask(self, message: Callable[[str], ToScheduler]) -> ControlReply:
+    async def _ask(self, message: Callable[[str], ToScheduler | GetStateRequest]) -> ControlReply:
         self._refuse_if_failed()
         request_id = uuid.uuid4().hex
         reply: asyncio.Future[ControlReply] = asyncio.get_running_loop().create_future()

@@ -18,8 +18,10 @@ def endpoint(folder: Path, name: str) -> str:
 class Sender:
     """One end of a pipe: sends to the process that receives at ``address``. Never blocks, never drops."""
 
-    def __init__(self, address: str, encode: Callable[[Any], bytes]) -> None:
-        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
+    def __init__(
+        self, address: str, encode: Callable[[Any], bytes], context: zmq.Context[Any] | None = None
+    ) -> None:
+        self._socket: zmq.Socket[bytes] = (context or zmq.Context.instance()).socket(zmq.PUSH)
         self._socket.set_hwm(0)
         self._socket.connect(address)
         self._encode = encode
@@ -35,8 +37,10 @@ class Sender:
 class Receiver(Generic[T]):
     """The other end: receives what several senders send to ``address``."""
 
-    def __init__(self, address: str, decode: Callable[[bytes], T]) -> None:
-        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PULL)
+    def __init__(
+        self, address: str, decode: Callable[[bytes], T], context: zmq.Context[Any] | None = None
+    ) -> None:
+        self._socket: zmq.Socket[bytes] = (context or zmq.Context.instance()).socket(zmq.PULL)
         self._socket.set_hwm(0)
         self._socket.bind(address)
         self._decode = decode
@@ -62,5 +66,5 @@ class Receiver(Generic[T]):
 
 
 def close_sockets() -> None:
-    """Wait until lingering senders are done, then end the library's threads in this process."""
-    zmq.Context.instance().term()
+    """Close what is still open, and wait for senders that linger. Not the sockets of another context."""
+    zmq.Context.instance().destroy(linger=0)

@@ -1,0 +1,36 @@
+"""Answers to ``GetStateRequest`` in a thread of the scheduler's process.
+
+The scheduler's loop waits for the device most of the time, for seconds in a long prefill step on a CPU.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from sglang.srt.managers.io_struct import ControlReply, encode, state_decoder
+from sglang.srt.utils.ipc import Receiver, Sender, endpoint
+
+
+def state_endpoint(folder: Path) -> str:
+    return endpoint(folder, "state")
+
+
+def answer_states(folder: Path, state: Callable[[], dict[str, Any]]) -> None:
+    """Start the thread. ``state`` is called in it, and must not need the loop's help."""
+    # A context of its own: when the process ends, the others are closed by another thread.
+    context: zmq.Context[Any] = zmq.Context()
+    receiver = Receiver(state_endpoint(folder), state_decoder.decode, context)
+    reply = Sender(endpoint(folder, "tokenizer"), encode, context)
+
+    def serve() -> None:
+        while True:
+            receiver.wait(None)
+            for message in receiver.receive_all():
+                reply.send(ControlReply(message.request_id, ok=True, body=state()))
+
+    threading.Thread(target=serve, name="state-answers", daemon=True).start()
