@@ -67,11 +67,16 @@ def _check(kind: str, rows: int, n: int, k: int, variant: Variant | None, dtype:
 
 
 def body_numerics() -> None:
-    gemvs = (Variant("gemv", block_n=4, num_warps=1), Variant("gemv", block_n=8, num_warps=2))
+    gemvs = (
+        Variant("gemv", block_n=4, num_warps=1),
+        Variant("gemv", block_n=8, num_warps=2),
+        Variant("gemv", block_n=2, num_warps=1, programs_per_sm=1),
+    )
     gemms = (Variant("gemm", 16, 32, 1, 2), Variant("gemm", 32, 64, 2, 3), Variant("gemm", 16, 64, 3, 2))
     for kind in ("plain", "norm", "silu", "gated"):
         _check(kind, 1, 24, 192, gemvs[0], torch.float32)
-        _check(kind, 2, 20, 128, gemvs[1], torch.float32)  # 20 rows of weights in blocks of 8; K of 128
+        _check(kind, 1, 20, 128, gemvs[1], torch.float32)  # 20 rows of weights in blocks of 8; K of 128
+        _check(kind, 1, 279, 48, gemvs[2], torch.float32)  # 140 tiles: 8 of 132 programs take a second one
         _check(kind, 5, 40, 192, gemms[0], torch.float32)
         _check(kind, 19, 40, 192, gemms[1], torch.float32)  # 3 steps in 2 splits
         _check(kind, 3, 48, 192, gemms[2], torch.float32)
@@ -118,8 +123,8 @@ def test_every_batch_has_candidates_and_large_ones_go_to_the_library() -> None:
                 rows: {v.kind for v in candidates(Problem(n, k, rows, gated), info.arch, info.num_sms)}
                 for rows in (1, 2, 4, 8, 16, 32, 33)
             }
-            assert kinds[1] == kinds[4] == {"gemv", "gemm", "torch"}
-            assert kinds[8] == kinds[32] == {"gemm", "torch"} and kinds[33] == {"torch"}
+            assert kinds[1] == {"gemv", "gemm", "torch"}
+            assert kinds[2] == kinds[8] == kinds[32] == {"gemm", "torch"} and kinds[33] == {"torch"}
 
 
 SHAPES = {  # name -> (n, k, gated)

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import gc
 import logging
+from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from sgl_kernel.launch import compile_ahead
-from sgl_kernel.linear.variants import ChoiceTable
+from sgl_kernel.linear.variants import MAX_GEMM_ROWS, ChoiceTable
 from sglang.srt.configs.executor_args import ExecutorArgs
 from sglang.srt.layers.attention.triton_backend import TritonAttention
 from sglang.srt.layers.kernel_linear import KernelChoices
@@ -40,11 +42,15 @@ from sglang.srt.model_executor.step_graphs import CudaCapture, DecodeSteps, Step
 from sglang.srt.model_executor.step_plan import PAD_SLOT, GraphSet
 from sglang.srt.model_executor.tune_linears import tune_linears
 from sglang.srt.model_executor.worker import Worker
+from sglang.srt.models.dense import DenseModel
 from sglang.srt.sampling.kernel_sampler import KernelSampler
 from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 from sglang.srt.speculative.kernel_drafter import KernelDrafter
 
 logger = logging.getLogger(__name__)
+
+TUNED_LAYERS = 6
+"""Of the target, while kernels are timed: enough that weights come from memory."""
 
 
 def start_device() -> torch.device:
@@ -121,10 +127,18 @@ class _Wiring:
         self._models = models
         self._simulated = simulated
 
-    def wire(self, config: WorkerConfig) -> _Wired:
+    def first_layers(self, num_layers: int) -> DenseModel:
+        """The target cut short, over the same weights."""
+        short = copy(self._models.target)
+        short.layers = short.layers[:num_layers]
+        return short
+
+    def wire(self, config: WorkerConfig, target: DenseModel | None = None) -> _Wired:
+        """``target``: instead of the model's own."""
         models, state, sampler, spec = self._models, self.state, self.sampler, config.spec
-        pool = make_pool(models.target.kv_shape, config)
-        backend = self._backend(pool, models.target.config.num_heads)
+        target = target or models.target
+        pool = make_pool(target.kv_shape, config)
+        backend = self._backend(pool, target.config.num_heads)
         pools: tuple[MHAKVPool, ...] = (pool,)
         trees = chains = None
         if models.drafter is not None and spec is not None:
@@ -137,8 +151,8 @@ class _Wiring:
                 models.drafter, draft_pool, draft_backend, sampler.states, spec, models.drafter.aux_layers
             )
             chains = KernelDrafter(models.drafter, draft_backend, state, sampler, spec, trees)
-        step = DecodeStep(state, sampler, models.target, pool, backend, spec, chains, self._simulated)
-        runner = StepRunner(state, sampler, models.target, pool, backend, trees, self._simulated)
+        step = DecodeStep(state, sampler, target, pool, backend, spec, chains, self._simulated)
+        runner = StepRunner(state, sampler, target, pool, backend, trees, self._simulated)
         return _Wired(pools, trees, step, runner)
 
     def _backend(self, pool: MHAKVPool, num_heads: int) -> TritonAttention:
@@ -176,6 +190,22 @@ def _load_choices(file: Path, device: str) -> ChoiceTable:
         ) from error
 
 
+def _tune(wiring: _Wiring, sizes: GraphSizes, choices: KernelChoices) -> None:
+    """Small steps first, over the target's first layers: the others are the same, and it takes a fifth."""
+    short = wiring.wire(wiring.config, wiring.first_layers(TUNED_LAYERS)).step
+    slots = torch.full((MAX_GEMM_ROWS,), PAD_SLOT, dtype=torch.int64, device=wiring.config.device)
+    steps = [
+        partial(short.run, slots[: key.rows], key.draft_len)
+        for key in reversed(sizes.capture_order(wiring.config.spec))
+        if key.rows <= MAX_GEMM_ROWS
+    ]
+    report = tune_linears(choices, steps)
+    logger.info(
+        "products of few rows: %d; %d variants timed, %d steps, in %.1f s",
+        report.num_problems, report.num_variants, report.num_steps, report.seconds,
+    )  # fmt: skip
+
+
 def _measure(
     wiring: _Wiring, sizes: GraphSizes | None, choices: KernelChoices, chunk: int, max_prefill_tokens: int
 ) -> DeviceMemory:
@@ -187,11 +217,7 @@ def _measure(
     if sizes is not None:
         graphs = StepGraphs(trial.step, capture, sizes, config.spec, device)
         graphs.compile_ahead(compile_ahead)
-        report = tune_linears(choices, graphs.run_all)
-        logger.info(
-            "products of few rows: %d, %d variants timed in %.1f s",
-            report.num_problems, report.num_variants, report.seconds,
-        )  # fmt: skip
+        _tune(wiring, sizes, choices)
     tokens = prefill_tokens(chunk, max_prefill_tokens, config.context_len)
     activations = _run_largest(trial, config, tokens)
     graph_bytes = 0

@@ -1,8 +1,10 @@
 """Time the variants of every small product of the steps that are to be captured, and keep the fastest.
 
-What is fastest depends on the shape, the rows and the GPU; no rule fits all (docs/perf_log.md). A product
-is timed as a step runs it: with its norm, activation and residual, in a CUDA graph, over the weights of
-all layers in turn, so that they come from memory and not from the cache.
+What is fastest depends on the shape, the rows and the GPU, and on what runs before and after: no rule fits
+all (docs/perf_log.md). So every variant is timed alone first, as a step runs it (with its norm, activation
+and residual, in a CUDA graph, over the weights of several layers in turn, so that they come from memory).
+Then the best few of each product are timed inside the step: a kernel that starts early hides behind some
+neighbours and not behind others.
 """
 
 from __future__ import annotations
@@ -19,33 +21,51 @@ from sgl_kernel.launch import compile_ahead
 from sgl_kernel.linear.variants import Problem, Variant, candidates
 from sglang.srt.layers.kernel_linear import KernelChoices, Use, carry_out
 
+RunStep = Callable[[], object]
+"""Launches one step, eagerly."""
+
 MAX_COPIES = 32  # products in one graph
-REPLAYS = 3
+REPLAYS = 8
 RUNS = 2
+CLOSE = 1.3  # variants that take up to so many times the best one's time are tried in the step
+MAX_TRIED = 4
+GAIN = 0.998  # of the step's time: less is noise
 
 
 @dataclass(frozen=True, slots=True)
 class TuneReport:
     num_problems: int
-    num_variants: int  # timed
+    num_variants: int  # timed alone
+    num_steps: int  # timed steps
     seconds: float
 
 
 @torch.inference_mode()
-def tune_linears(choices: KernelChoices, run_steps: Callable[[], None]) -> TuneReport:
-    """Fill ``choices`` for the products of ``run_steps``; those the table holds already are left alone.
+def tune_linears(choices: KernelChoices, steps: Sequence[RunStep]) -> TuneReport:
+    """Fill ``choices`` for the products of ``steps``; those the table holds already are left alone.
 
-    ``run_steps`` runs, eagerly, one step of every size that will be captured.
+    The first steps' choices come first: a later one leaves them as they are.
     """
     began = time.perf_counter()
-    with choices.recording() as found:
-        run_steps()
-    uses = {p: asked for p, asked in found.items() if p.key not in choices.table.chosen}
+    known = set(choices.table.chosen)
+    by_step = [_uses_of(choices, step, known) for step in steps]
+    uses = {problem: asked for found in reversed(by_step) for problem, asked in found.items()}
     num_variants = _compile(choices, uses)
     for problem, asked in uses.items():
-        variants = _variants(problem, asked)
-        choices.table.measure(problem, variants, lambda v, asked=asked: _micros(choices, asked, v))  # type: ignore[misc]
-    return TuneReport(len(uses), num_variants, time.perf_counter() - began)
+        _time_alone(choices, problem, asked)
+    settled: set[Problem] = set()
+    num_steps = 0
+    for step, found in zip(steps, by_step, strict=True):
+        for problem in sorted(found.keys() - settled, key=lambda p: -p.n * p.k * len(found[p])):
+            num_steps += _settle(choices, problem, step)
+        settled |= found.keys()
+    return TuneReport(len(uses), num_variants, num_steps, time.perf_counter() - began)
+
+
+def _uses_of(choices: KernelChoices, step: RunStep, known: set[str]) -> dict[Problem, list[Use]]:
+    with choices.recording() as found:
+        step()
+    return {problem: asked for problem, asked in found.items() if problem.key not in known}
 
 
 def _variants(problem: Problem, asked: Sequence[Use]) -> list[Variant]:
@@ -64,15 +84,39 @@ def _compile(choices: KernelChoices, uses: Mapping[Problem, Sequence[Use]]) -> i
     return count
 
 
-def _micros(choices: KernelChoices, asked: Sequence[Use], variant: Variant) -> float:
-    """Microseconds a product; infinite for a variant that does not fit on this device."""
+def _time_alone(choices: KernelChoices, problem: Problem, asked: Sequence[Use]) -> None:
     chosen = asked[:MAX_COPIES]
-    pdl = choices.pdl(chosen[0].x.shape[0])
+    pdl = choices.pdl(problem.rows)
 
-    def run() -> None:
-        for use in chosen:
-            carry_out(use, variant, pdl)
+    def micros(variant: Variant) -> float:
+        def run() -> None:
+            for use in chosen:
+                carry_out(use, variant, pdl)
 
+        return _graph_micros(run) / len(chosen)
+
+    choices.table.measure(problem, _variants(problem, asked), micros)
+
+
+def _settle(choices: KernelChoices, problem: Problem, step: RunStep) -> int:
+    """Try the best few variants of one product in the step; returns how many steps were timed."""
+    table, key = choices.table, problem.key
+    alone = sorted(table.times_us[key].items(), key=lambda item: item[1])
+    close = [name for name, micros in alone[:MAX_TRIED] if micros <= CLOSE * alone[0][1]]
+    best, least = close[0], float("inf")
+    if len(close) == 1:
+        return 0
+    for name in close:
+        table.chosen[key] = name
+        micros = _graph_micros(step)
+        if micros < least * GAIN:
+            best, least = name, micros
+    table.chosen[key] = best
+    return len(close)
+
+
+def _graph_micros(run: RunStep) -> float:
+    """Microseconds of one replay; infinite where a kernel does not fit on this device."""
     try:
         run()
     except Exception as error:
@@ -92,4 +136,4 @@ def _micros(choices: KernelChoices, asked: Sequence[Use], variant: Variant) -> f
         end.record()
         end.synchronize()
         best = min(best, start.elapsed_time(end))
-    return best * 1e3 / REPLAYS / len(chosen)
+    return best * 1e3 / REPLAYS

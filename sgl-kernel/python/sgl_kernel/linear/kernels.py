@@ -21,17 +21,21 @@ def _silu_mul(gate, up):
 
 
 @triton.jit
-def _input_row(x, row, x_stride, at, inside, norm, eps, K: tl.constexpr, INPUT: tl.constexpr):
-    """A row of the input in float32, rounded where the separate kernels round."""
+def _input_row(x, at, inside, norm, eps, K: tl.constexpr, INPUT: tl.constexpr):
+    """The row in float32, and what the sums are to be multiplied by at the end.
+
+    A norm's factor is taken out of the sums: the products need not wait for it.
+    """
     DT: tl.constexpr = x.dtype.element_ty
-    v = tl.load(x + row * x_stride + at, mask=inside, other=0.0).to(tl.float32)
+    v = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    factor = 1.0
     if INPUT == 1:
-        scale = tl.rsqrt(tl.sum(v * v, 0) / K + eps)
-        v = ((v * scale).to(DT).to(tl.float32) * norm).to(DT).to(tl.float32)
+        factor = tl.rsqrt(tl.sum(v * v, 0) / K + eps)
+        v = (v * norm).to(DT).to(tl.float32)
     if INPUT == 2:
-        up = tl.load(x + row * x_stride + K + at, mask=inside, other=0.0).to(tl.float32)
+        up = tl.load(x + K + at, mask=inside, other=0.0).to(tl.float32)
         v = (_silu_mul(v, 1.0).to(DT).to(tl.float32) * up).to(DT).to(tl.float32)
-    return v
+    return v, factor
 
 
 @triton.jit
@@ -50,25 +54,45 @@ def _finish(
 
 
 @triton.jit
+def _rows_of_weights(w, column, at, N, K: tl.constexpr, K_PAD: tl.constexpr, EVEN: tl.constexpr):
+    """[BLOCK_N, K_PAD]"""
+    tile = w + column.to(tl.int64)[:, None] * K + at[None, :]
+    if (K_PAD == K) & EVEN:
+        return tl.load(tile)
+    there = (at < K)[None, :]
+    if EVEN == 0:
+        there = there & (column < N)[:, None]
+    return tl.load(tile, mask=there, other=0.0)
+
+
+@triton.jit
+def _put_tile(
+    gate, up, v, factor, column, N, bias, residual, out, aux,
+    GATED: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, AUX: tl.constexpr,
+):  # fmt: skip
+    """The products of rows of weights ``column`` with v, finished."""
+    acc = tl.sum(gate.to(tl.float32) * v[None, :], 1) * factor
+    if GATED:
+        acc = _silu_mul(acc, tl.sum(up.to(tl.float32) * v[None, :], 1) * factor)
+    _finish(acc, 0, column, column < N, bias, residual, out, aux, 0, 0, 0, BIAS, RESIDUAL, AUX)
+
+
+@triton.jit
 def gemv_kernel(
-    x,  # [ROWS, K], or [ROWS, 2 * K] gate and up if INPUT == 2
+    x,  # [1, K], or [1, 2 * K] gate and up if INPUT == 2
     w,  # [N, K], or [2 * N, K] gate and up if GATED
     norm,  # [K] if INPUT == 1
     bias,  # [N] if BIAS
-    residual,  # [ROWS, N] if RESIDUAL
-    out,  # [ROWS, N]
-    aux,  # [ROWS, N] if AUX
-    x_stride,
-    residual_stride,
-    out_stride,
-    aux_stride,
+    residual,  # [1, N] if RESIDUAL
+    out,  # [1, N]
+    aux,  # [1, N] if AUX
     N,
     eps,
-    ROWS: tl.constexpr,
     K: tl.constexpr,
     K_PAD: tl.constexpr,
     BLOCK_N: tl.constexpr,
     EVEN: tl.constexpr,  # N is a multiple of BLOCK_N
+    LOOP: tl.constexpr,  # a program takes tiles until there are none; else it takes one
     INPUT: tl.constexpr,
     GATED: tl.constexpr,
     BIAS: tl.constexpr,
@@ -76,35 +100,40 @@ def gemv_kernel(
     AUX: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """A program holds BLOCK_N rows of weights in registers, whole: one round trip to memory."""
-    column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    """A program holds BLOCK_N rows of weights in registers, whole; with LOOP the next ones are on their way.
+
+    The row is loaded and normed once a program, so few programs with many tiles read it less often.
+    """
+    tile, tiles = tl.program_id(0), tl.cdiv(N, BLOCK_N)
+    rows = tl.arange(0, BLOCK_N)
     at = tl.arange(0, K_PAD)
     inside = at < K
-    tile = w + column.to(tl.int64)[:, None] * K + at[None, :]
-    there = inside[None, :]
-    if EVEN == 0:
-        there = there & (column < N)[:, None]
-    if (K_PAD == K) & EVEN:
-        gate = tl.load(tile)
-        if GATED:
-            up = tl.load(tile + N.to(tl.int64) * K)
-    else:
-        gate = tl.load(tile, mask=there, other=0.0)
-        if GATED:
-            up = tl.load(tile + N.to(tl.int64) * K, mask=there, other=0.0)
+    ups = w + N.to(tl.int64) * K
+    gate = _rows_of_weights(w, tile * BLOCK_N + rows, at, N, K, K_PAD, EVEN)
+    up = gate
+    if GATED:
+        up = _rows_of_weights(ups, tile * BLOCK_N + rows, at, N, K, K_PAD, EVEN)
     scale = tl.zeros([K_PAD], tl.float32)
     if INPUT == 1:
         scale = tl.load(norm + at, mask=inside, other=0.0).to(tl.float32)
     begin_dependent(PDL)
-    for row in tl.static_range(ROWS):
-        v = _input_row(x, row, x_stride, at, inside, scale, eps, K, INPUT)
-        acc = tl.sum(gate.to(tl.float32) * v[None, :], 1)
-        if GATED:
-            acc = _silu_mul(acc, tl.sum(up.to(tl.float32) * v[None, :], 1))
-        _finish(
-            acc, row, column, column < N, bias, residual, out, aux, residual_stride, out_stride, aux_stride,
-            BIAS, RESIDUAL, AUX,
-        )  # fmt: skip
+    v, factor = _input_row(x, at, inside, scale, eps, K, INPUT)
+    if LOOP:
+        following = tile + tl.num_programs(0)
+        while following < tiles:
+            next_gate = _rows_of_weights(w, following * BLOCK_N + rows, at, N, K, K_PAD, EVEN)
+            next_up = next_gate
+            if GATED:
+                next_up = _rows_of_weights(ups, following * BLOCK_N + rows, at, N, K, K_PAD, EVEN)
+            _put_tile(
+                gate, up, v, factor, tile * BLOCK_N + rows, N, bias, residual, out, aux,
+                GATED, BIAS, RESIDUAL, AUX,
+            )  # fmt: skip
+            gate, up, tile = next_gate, next_up, following
+            following += tl.num_programs(0)
+    _put_tile(
+        gate, up, v, factor, tile * BLOCK_N + rows, N, bias, residual, out, aux, GATED, BIAS, RESIDUAL, AUX
+    )  # fmt: skip
 
 
 @triton.jit

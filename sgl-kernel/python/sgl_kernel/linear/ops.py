@@ -155,18 +155,22 @@ def _gemv_launch(
 ) -> Launch:
     from sgl_kernel.linear.kernels import gemv_kernel
 
-    ends, strides, flags = _ends(fusion, out)
+    assert problem.rows == 1
+    ends, _, flags = _ends(fusion, out)
     norm, eps = _norm_of(fusion, x)
+    tiles = -(-problem.n // variant.block_n)
+    programs = variant.programs_per_sm * device_info(x.device).num_sms
+    loop = 0 < programs < tiles
     return Launch(
         gemv_kernel,
-        (-(-problem.n // variant.block_n),),
-        (x, weight, norm, *ends, x.stride(0), *strides, problem.n, eps),
+        (programs if loop else tiles,),
+        (x, weight, norm, *ends, problem.n, eps),
         {
-            "ROWS": problem.rows,
             "K": problem.k,
             "K_PAD": next_power_of_2(problem.k),
             "BLOCK_N": variant.block_n,
             "EVEN": problem.n % variant.block_n == 0,
+            "LOOP": loop,
             "INPUT": fusion.input_kind,
             **flags,
             "PDL": pdl,

@@ -14,7 +14,7 @@ from typing import Literal
 
 from sgl_kernel.launch import next_power_of_2
 
-MAX_GEMV_ROWS = 4
+MAX_GEMV_ROWS = 1  # with 4 rows it is 1.5 to 2 times slower than tensor cores
 MAX_GEMM_ROWS = 32
 MAX_GEMM_CANDIDATES = 6  # worth timing: each is compiled for up to 16 and for up to 32 rows
 
@@ -30,13 +30,15 @@ class Variant:
     stages: int = 1  # gemm: steps in flight
     num_warps: int = 4
     prefetch: int = 0  # gemm: steps after the first that are asked for before the wait
+    programs_per_sm: int = 0  # gemv: programs that go on from tile to tile; 0: one program a tile
 
     @property
     def name(self) -> str:
         if self.kind == "torch":
             return "torch"
         if self.kind == "gemv":
-            return f"gemv-n{self.block_n}-w{self.num_warps}"
+            loop = f"-x{self.programs_per_sm}" if self.programs_per_sm else ""
+            return f"gemv-n{self.block_n}-w{self.num_warps}{loop}"
         shape = f"n{self.block_n}-k{self.block_k}-s{self.split}"
         return f"gemm-{shape}-p{self.stages}-w{self.num_warps}-f{self.prefetch}"
 
@@ -75,17 +77,15 @@ def default_variant(problem: Problem, arch: int, num_sms: int) -> Variant:
 
 
 def _gemvs(problem: Problem) -> list[Variant]:
-    """A thread holds 64 to 128 weights (of gate and up together), so 32 to 64 registers of them.
-
-    On an H200 these are within 2 % of the best of seven for every product of an 8B layer. Not 128 with 16
-    warps: those have at most 128 registers a thread, and spill.
+    """A thread holds 128 weights (of gate and up together), 64 registers of them; or 64 and a second tile on
+    its way, which takes 160 to 185 registers in all: a SM has room for 3 programs of 4 warps, 1 of 8.
     """
     width = next_power_of_2(problem.k) * (2 if problem.gated else 1)
     found = []
-    for held, num_warps in ((128, 4), (64, 16), (128, 8)):
+    for held, num_warps, programs in ((128, 4, 0), (64, 4, 3), (64, 8, 1), (128, 8, 0)):
         block_n = held * 32 * num_warps // width
         if 1 <= block_n <= 16 and problem.n % block_n == 0:
-            found.append(Variant("gemv", block_n=block_n, num_warps=num_warps))
+            found.append(Variant("gemv", block_n=block_n, num_warps=num_warps, programs_per_sm=programs))
     return found
 
 
