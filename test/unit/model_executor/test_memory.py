@@ -66,6 +66,21 @@ def test_too_little_memory_is_said_with_numbers() -> None:
         replace(BUDGET, num_slots=100, max_total_tokens=500).num_pages()
 
 
+def test_steps_keep_their_memory(caplog: pytest.LogCaptureFixture) -> None:
+    budget = replace(BUDGET, num_slots=100)  # half of 80,000 bytes: 100 pages, one of them the pad page
+    assert replace(budget, step_bytes=39_000).num_pages() == 99  # they fit into the other half
+    large = replace(budget, mem_fraction=0.9)
+    assert large.num_pages() == 179
+    assert replace(large, step_bytes=20_000).num_pages() == 149
+    assert caplog.messages == []
+    assert replace(large, step_bytes=50_000).num_pages() == 99  # but no more than half
+    assert "a lower --max-running-requests makes sure" in caplog.text
+    with pytest.raises(OutOfMemoryError, match="3 MiB available, 1 MiB of them kept for steps"):
+        replace(
+            large, available_bytes=3 << 20, step_bytes=1 << 20, max_total_tokens=10**6, num_slots=10**5
+        ).num_pages()
+
+
 def test_more_tokens_than_can_be_used_are_cut_with_a_line(caplog: pytest.LogCaptureFixture) -> None:
     assert replace(BUDGET, max_total_tokens=2 * 64).num_pages() == 32
     assert caplog.messages == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 
@@ -15,16 +16,19 @@ from sglang.srt.managers.executor_build_models import (
     LoadedModels,
     load_models,
     make_pool,
+    max_spec_rows,
     page_budget,
     worker_config,
 )
 from sglang.srt.mem_cache.kv_pool import MHAKVPool
 from sglang.srt.model_executor.accept import TokenRewriter
 from sglang.srt.model_executor.config import WorkerConfig
+from sglang.srt.model_executor.dry_run import prefill_tokens
 from sglang.srt.model_executor.in_process_executor import InProcessExecutor
 from sglang.srt.model_executor.memory import CPU_CHUNK, available_bytes, default_chunk
 from sglang.srt.model_executor.slot_state import SlotState
 from sglang.srt.model_executor.step import StepRunner
+from sglang.srt.model_executor.step_memory import StepSizes, step_bytes
 from sglang.srt.model_executor.step_plan import ExecutorInfo, GraphSet
 from sglang.srt.model_executor.worker import Worker
 from sglang.srt.sampling.sampler import Sampler
@@ -101,9 +105,27 @@ def _simulated(models: LoadedModels) -> TokenRewriter | None:
 
 
 def _build_cpu(args: ExecutorArgs, models: LoadedModels) -> Worker:
-    budget = page_budget(args, models, available_bytes(models.device), args.mem_fraction_static)
+    available = available_bytes(models.device)
+    budget = page_budget(args, models, available, args.mem_fraction_static)
+    budget = replace(budget, step_bytes=_step_bytes(args, models, int(available * args.mem_fraction_static)))
     config = worker_config(args, models, budget.num_pages(), most_spec_rows=args.max_running_requests)
     return _assemble(args, config, models)
+
+
+def _step_bytes(args: ExecutorArgs, models: LoadedModels, kv_bytes: int) -> int:
+    """What the largest step needs, with a pool of ``kv_bytes`` at most."""
+    context_len = models.target.config.context_len
+    chunk = args.chunked_prefill_size or CPU_CHUNK
+    sizes = StepSizes(
+        num_slots=args.max_running_requests,
+        prefill_tokens=prefill_tokens(chunk, args.max_prefill_tokens, context_len),
+        context_len=context_len,
+        pool_tokens=args.max_total_tokens or kv_bytes // models.bytes_per_place,
+        spec=models.spec,
+        max_spec_rows=max_spec_rows(args, models, args.max_running_requests),
+    )
+    drafter = None if models.drafter is None else models.drafter.config
+    return step_bytes(models.target.config, drafter, sizes, models.dtype.itemsize)
 
 
 def _assemble(args: ExecutorArgs, config: WorkerConfig, models: LoadedModels) -> Worker:

@@ -90,10 +90,6 @@ def worker_config(
     args: ExecutorArgs, models: LoadedModels, num_pages: int, most_spec_rows: int
 ) -> WorkerConfig:
     """``most_spec_rows``: rows of a speculative step where the user sets no limit."""
-    spec_rows = 0
-    if models.spec is not None:
-        asked = most_spec_rows if args.capture_max_bs is None else args.capture_max_bs
-        spec_rows = max(1, min(asked, args.max_running_requests))
     return WorkerConfig(
         device=models.device,
         dtype=models.dtype,
@@ -103,9 +99,17 @@ def worker_config(
         context_len=models.target.config.context_len,
         vocab_size=models.target.config.vocab_size,
         spec=models.spec,
-        max_spec_rows=spec_rows,
+        max_spec_rows=max_spec_rows(args, models, most_spec_rows),
         feature_size=models.drafter.feature_size if models.drafter is not None else 0,
     )
+
+
+def max_spec_rows(args: ExecutorArgs, models: LoadedModels, most: int) -> int:
+    """Rows of a speculative step; ``most``: where the user sets no limit."""
+    if models.spec is None:
+        return 0
+    asked = most if args.capture_max_bs is None else args.capture_max_bs
+    return max(1, min(asked, args.max_running_requests))
 
 
 def make_pool(shape: KVShape, config: WorkerConfig) -> MHAKVPool:

@@ -29,6 +29,7 @@ class PageBudget:
     max_total_tokens: int | None  # the user's; None: as many as fit
     mem_fraction: float  # of the memory available
     available_bytes: int
+    step_bytes: int = 0  # what steps need beside the pools, at most
 
     def num_pages(self) -> int:
         """Usable pages, the pad page not counted.
@@ -40,7 +41,7 @@ class PageBudget:
         """
         longest = max_positions(self.context_len, self.spec)
         most = self.num_slots * -(-longest // self.page_size)
-        fit = int(self.available_bytes * self.mem_fraction) // (self.bytes_per_place * self.page_size) - 1
+        fit = self._kv_bytes() // (self.bytes_per_place * self.page_size) - 1
         if self.max_total_tokens is not None:
             pages = min(most, self.max_total_tokens // self.page_size)
             self._need(pages <= fit, f"--max-total-tokens {self.max_total_tokens} does not fit", fit)
@@ -52,6 +53,18 @@ class PageBudget:
         self._need(pages >= smallest, f"no request fits: it needs {smallest * self.page_size} tokens", pages)
         return pages
 
+    def _kv_bytes(self) -> int:
+        """The fraction, or what steps leave. No more than half is kept for them: all requests at their
+        most expensive would be rare, and too small a pool helps nobody."""
+        kept = min(self.step_bytes, self.available_bytes // 2)
+        if kept < self.step_bytes:
+            logger.warning(
+                "steps of %d requests may need %d MiB, and %d MiB are available: a lower"
+                " --max-running-requests makes sure that they fit",
+                self.num_slots, self.step_bytes >> 20, self.available_bytes >> 20,
+            )  # fmt: skip
+        return min(int(self.available_bytes * self.mem_fraction), self.available_bytes - kept)
+
     def _say_cut(self, most: int) -> None:
         logger.warning(
             "--max-total-tokens %d is more than %d requests of %d tokens can use: the KV cache holds %d",
@@ -62,9 +75,11 @@ class PageBudget:
         if ok:
             return
         tokens, mib = max(pages, 0) * self.page_size, self.available_bytes >> 20
+        steps = min(self.step_bytes, self.available_bytes // 2) >> 20
+        beside = f", {steps} MiB of them kept for steps" if steps else ""
         raise OutOfMemoryError(
             f"{problem}; there is room for {tokens} tokens of KV cache ({self.bytes_per_place} bytes a token,"
-            f" {self.mem_fraction:g} of {mib} MiB available). Change --mem-fraction-static or"
+            f" {self.mem_fraction:g} of {mib} MiB available{beside}). Change --mem-fraction-static or"
             " --max-total-tokens, or use a smaller model"
         )
 

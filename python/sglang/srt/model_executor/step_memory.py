@@ -1,0 +1,97 @@
+"""What steps on a CPU need beside weights, state and KV pools: a bound, so that the pools leave it free.
+
+Every term is the most that its part can ask for; they are added, though not all are alive at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.model_executor.config import max_positions
+from sglang.srt.model_executor.step_plan import SpecShape
+
+SAMPLING_BYTES: Final = 40
+"""Of one node and id, in a row with noise and filters: the noise is hashed in 64 bits, scores are sorted."""
+
+_LOGITS: Final = 3  # the product, and what is picked of it and put back
+_RESIDUALS: Final = 8  # hidden states: residual, normed, the product's, those kept for the drafter
+_HEADS: Final = 3  # q, k and v: the product, after norm and rope, and what attention gives
+_MLP: Final = 4  # gate and up, and their product
+_PREFIX_COPIES: Final = 3  # K and V of a chunk's prefix: gathered, then joined with the chunk's own
+_GROWTH: Final = 1.25  # of the buffer of gathered rows
+_PADDING: Final = 2  # of a row to the longest beside it; rows of other lengths are taken apart
+
+
+@dataclass(frozen=True, slots=True)
+class StepSizes:
+    """The largest steps."""
+
+    num_slots: int
+    prefill_tokens: int
+    context_len: int
+    pool_tokens: int  # most that the KV pool may hold
+    spec: SpecShape | None
+    max_spec_rows: int
+
+
+def step_bytes(target: ModelConfig, drafter: ModelConfig | None, sizes: StepSizes, itemsize: int) -> int:
+    """The largest step's bytes. ``itemsize`` is of the models' dtype."""
+    spec = sizes.spec
+    nodes = max(sizes.num_slots, sizes.max_spec_rows * (spec.num_draft_tokens if spec else 0))
+    tokens = max(sizes.prefill_tokens + sizes.num_slots, nodes)
+    total: float = tokens * _token_values(target) * itemsize + _prefill_bytes(target, sizes, itemsize)
+    total += nodes * target.vocab_size * (_LOGITS * max(itemsize, 4) + SAMPLING_BYTES)
+    total += _gathered_bytes(target, sizes, itemsize)
+    if drafter is not None and spec is not None:
+        total += tokens * _token_values(drafter) * itemsize + _gathered_bytes(drafter, sizes, itemsize)
+        total += _scratch_bytes(drafter, sizes, spec, itemsize)
+        total += _draft_choice_bytes(drafter, sizes, spec, itemsize)
+    return int(total)
+
+
+def _token_values(config: ModelConfig) -> int:
+    heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    return _RESIDUALS * config.hidden_size + _HEADS * heads + _MLP * config.intermediate_size
+
+
+def _layer_kv_bytes(config: ModelConfig, itemsize: int) -> int:
+    """Of one token in one layer."""
+    return 2 * config.num_kv_heads * config.head_dim * itemsize
+
+
+def _prefill_bytes(config: ModelConfig, sizes: StepSizes, itemsize: int) -> int:
+    """Masks of all chunks of a step (a bool and what is added to scores), and one chunk's prefix."""
+    masks = sizes.prefill_tokens * sizes.context_len * (itemsize + 1)
+    return masks + sizes.context_len * _PREFIX_COPIES * _layer_kv_bytes(config, itemsize)
+
+
+def _gathered_bytes(config: ModelConfig, sizes: StepSizes, itemsize: int) -> float:
+    """One layer's K and V of all decode rows, and their masks.
+
+    Rows that share a prefix gather it each: those may need more, which is not counted.
+    """
+    spec = sizes.spec
+    queries = spec.num_draft_tokens if spec else 1
+    longest = max_positions(sizes.context_len, spec)
+    places = min(sizes.num_slots * longest, _PADDING * sizes.pool_tokens)
+    group = config.num_heads // config.num_kv_heads
+    masks = queries * (2 + (group + 1) * itemsize)
+    return places * (_GROWTH * _layer_kv_bytes(config, itemsize) + masks)
+
+
+def _scratch_bytes(config: ModelConfig, sizes: StepSizes, spec: SpecShape, itemsize: int) -> int:
+    """K and V of tree nodes that have no place in the pool, and of their rows joined with them."""
+    if spec.topk == 1:
+        return 0
+    nodes = sizes.max_spec_rows * spec.topk * spec.num_steps
+    joined = min(sizes.max_spec_rows * sizes.context_len, _PADDING * sizes.pool_tokens) + nodes
+    return (2 * nodes * config.num_layers + joined) * _layer_kv_bytes(config, itemsize)
+
+
+def _draft_choice_bytes(config: ModelConfig, sizes: StepSizes, spec: SpecShape, itemsize: int) -> int:
+    assert config.draft is not None
+    nodes = sizes.max_spec_rows * spec.topk
+    vocab_size = config.draft.draft_vocab_size or config.vocab_size
+    return nodes * vocab_size * (_LOGITS * max(itemsize, 4) + SAMPLING_BYTES)
