@@ -66,7 +66,7 @@ class DecodePlan:
     slots: torch.Tensor  # [R] int64
     base_lens: torch.Tensor  # [R] int64
     page_table: torch.Tensor  # [slots, max_pages] int32
-    items: torch.Tensor  # [num_items, 8] int32: see kernels.ITEM_FIELDS; row -1: nothing to do
+    items: torch.Tensor  # [num_items, 8] int32: see plan_kernels.py; row -1: nothing to do
     places: torch.Tensor  # [R * Q] int64: where this step's K and V go (in pool, or in scratch)
     bits: torch.Tensor  # [R * Q, words] int64: the mask, place s at bit s % 64 of word s // 64
     partial: torch.Tensor  # float32, [num_partials, Q * group, d] in use
@@ -204,13 +204,13 @@ def plan_decode(
 
 
 def plan_launch(plan: DecodePlan) -> Launch:
-    from sgl_kernel.attention.decode import kernels
+    from sgl_kernel.attention.decode.plan_kernels import plan_kernel
 
     view, num_rows = plan.view, plan.slots.shape[0]
     mask = plan.bits if view.mask is None else view.mask.contiguous().view(torch.uint8)
     rows = max(16, 1 << (num_rows - 1).bit_length())
     return Launch(
-        kernels.plan_kernel,
+        plan_kernel,
         (num_rows + 1,),
         (
             plan.slots, plan.base_lens, plan.page_table, mask, plan.items, plan.places, plan.bits,
