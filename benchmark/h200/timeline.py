@@ -81,7 +81,7 @@ def draw(steps: dict[str, list[dict[str, Any]]], file: Path) -> None:
     import matplotlib.pyplot as plt
 
     groups = {
-        "products": ("gemv", "gemm", "reduce_splits", "nvjet", "cutlass", "sm90"),
+        "products": ("gemv", "gemm", "nvjet", "cutlass", "sm90"),
         "attention": ("decode_kernel", "plan_kernel"),
         "norm, rope, cache": ("norm", "rope", "pair_inputs"),
         "choose, accept": ("choose", "accept", "rules", "filter", "count", "begin_rows"),

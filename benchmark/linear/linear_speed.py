@@ -22,7 +22,14 @@ import torch
 
 from sgl_kernel._dispatch import device_info
 from sgl_kernel.launch import compile_ahead
-from sgl_kernel.linear.ops import Fusion, InputNorm, problem_of, small_linear, small_linear_ref
+from sgl_kernel.linear.ops import (
+    Fusion,
+    InputNorm,
+    problem_of,
+    small_linear,
+    small_linear_ref,
+    split_counters,
+)
 from sgl_kernel.linear.variants import TORCH, Variant, candidates
 
 COPIES_BYTES = 400e6  # of weights in one graph, several times an H200's L2
@@ -64,6 +71,7 @@ class Case:
         self.stream = torch.randn(rows, product.n, device=device).to(torch.bfloat16)
         dtype = torch.float32 if product.float_output else torch.bfloat16
         self.out = torch.empty(rows, product.n, dtype=dtype, device=device)
+        self.counters = split_counters(device)
 
     def fusion(self) -> Fusion:
         product = self.product
@@ -75,7 +83,15 @@ class Case:
 
     def run(self, variant: Variant, pdl: bool) -> None:
         for weight in self.weights:
-            small_linear(self.x, weight, self.fusion(), out=self.out, variant=variant, pdl=pdl)
+            self._once(weight, variant, pdl)
+
+    def _once(self, weight: torch.Tensor, variant: Variant, pdl: bool) -> torch.Tensor:
+        return small_linear(
+            self.x, weight, self.fusion(), out=self.out, variant=variant, counters=self.counters, pdl=pdl
+        )
+
+    def compile(self, variant: Variant, pdl: bool) -> None:
+        self._once(self.weights[0], variant, pdl)
 
     def micros(self, variant: Variant, pdl: bool) -> float:
         return graph_time(functools.partial(self.run, variant, pdl)) / len(self.weights)
@@ -83,7 +99,7 @@ class Case:
     def error(self, variant: Variant, pdl: bool) -> float:
         self.out.fill_(float("nan"))
         weight = self.weights[0]
-        got = small_linear(self.x, weight, self.fusion(), out=self.out, variant=variant, pdl=pdl).double()
+        got = self._once(weight, variant, pdl).double()
         wide = Fusion(
             norm=InputNorm(self.norm.weight.double(), 1e-5) if self.product.normed else None,
             gated=self.product.gated,
@@ -130,9 +146,7 @@ def main() -> None:
             case = Case(PRODUCTS[name], rows, device)
             problem = problem_of(case.x, case.weights[0], case.fusion())
             for variant, pdl in itertools.product(candidates(problem, info.arch, info.num_sms), args.pdl):
-                small_linear(
-                    case.x, case.weights[0], case.fusion(), out=case.out, variant=variant, pdl=bool(pdl)
-                )
+                case.compile(variant, bool(pdl))
     print(f"compiled in {time.time() - began:.1f} s", flush=True)
     for name, rows in itertools.product(args.products, args.rows):
         case = Case(PRODUCTS[name], rows, device)

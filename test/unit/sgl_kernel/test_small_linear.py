@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sgl_kernel._dispatch import H200, RTX_PRO_6000
-from sgl_kernel.linear.ops import Fusion, InputNorm, linear_launches, small_linear
+from sgl_kernel.linear.ops import Fusion, InputNorm, linear_launch, small_linear, split_counters
 from sgl_kernel.linear.variants import TORCH, ChoiceTable, Problem, Variant, candidates, default_variant
 from sgl_kernel.testing.compile_gate import check, compile_launch
 from sgl_kernel.testing.interpret import interpret
@@ -56,7 +56,9 @@ def _check(kind: str, rows: int, n: int, k: int, variant: Variant | None, dtype:
     weight = _draw(n * (2 if fusion.gated else 1), k, dtype=dtype, seed=2, scale=k**-0.5)
     wanted = _wanted(x, weight, fusion)
     in_place = fusion.residual  # the residual stream is changed in place
-    got = small_linear(x, weight, fusion, out=in_place, variant=variant)
+    counters = split_counters("cpu")
+    got = small_linear(x, weight, fusion, out=in_place, variant=variant, counters=counters)
+    assert not counters.any(), "left as they were found"
     tolerance = 2e-5 if dtype == torch.float32 else 2**-5
     torch.testing.assert_close(got.double(), wanted, rtol=tolerance, atol=tolerance)
     if fusion.aux is not None:
@@ -177,8 +179,7 @@ def test_variants_fit(name: str) -> None:
         for rows in (1, 16):
             x, weight, fusion, out = _use(name, rows)
             for variant in _first_two(name, rows, info)[:1]:
-                for launch in linear_launches(x, weight, fusion, out, variant, pdl=True):
-                    check(launch, archs=(info.arch,))
+                check(linear_launch(x, weight, fusion, out, variant, pdl=True), archs=(info.arch,))
 
 
 def test_weights_are_requested_before_the_wait() -> None:
@@ -186,7 +187,7 @@ def test_weights_are_requested_before_the_wait() -> None:
     for rows in (1, 8):
         x, weight, fusion, out = _use("llama qkv", rows)
         variant = _first_two("llama qkv", rows, H200)[0]
-        ptx = compile_launch(linear_launches(x, weight, fusion, out, variant, pdl=True)[0], 90).ptx
+        ptx = compile_launch(linear_launch(x, weight, fusion, out, variant, pdl=True), 90).ptx
         before, after = ptx.split("griddepcontrol.wait", 1)
         # 16 bytes a load: a gemv's whole tile, a gemm's first one
         assert before.count("ld.global") >= 8 and "v4.b32" in before

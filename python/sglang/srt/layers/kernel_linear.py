@@ -15,7 +15,7 @@ import torch
 
 from sgl_kernel._dispatch import device_info
 from sgl_kernel.activation.ops import silu_and_mul
-from sgl_kernel.linear.ops import Fusion, InputNorm, problem_of, small_linear
+from sgl_kernel.linear.ops import Fusion, InputNorm, problem_of, small_linear, split_counters
 from sgl_kernel.linear.variants import MAX_GEMM_ROWS, TORCH, ChoiceTable, Problem, Variant
 from sgl_kernel.norm.ops import rms_norm
 
@@ -33,8 +33,9 @@ class Use:
 class KernelChoices:
     """Which variant serves a product of so many rows. One for a worker; filled before graphs are captured."""
 
-    def __init__(self, table: ChoiceTable, pdl_rows: int = MAX_GEMM_ROWS) -> None:
+    def __init__(self, table: ChoiceTable, device: torch.device, pdl_rows: int = MAX_GEMM_ROWS) -> None:
         self.table = table
+        self.counters = split_counters(device)  # of all products: they are launched on one stream
         self.pdl_rows = pdl_rows  # up to so many rows launches overlap with the kernel ahead
         self._uses: dict[Problem, list[Use]] | None = None
 
@@ -73,16 +74,19 @@ def product(
     ``fusion.residual`` is changed in place and returned.
     """
     use = Use(x, weight, fusion, float_output)
-    return carry_out(use, choices.variant(use), choices.pdl(x.shape[0]))
+    return carry_out(use, choices.variant(use), choices)
 
 
-def carry_out(use: Use, variant: Variant, pdl: bool) -> torch.Tensor:
+def carry_out(use: Use, variant: Variant, choices: KernelChoices) -> torch.Tensor:
     """By this variant."""
+    pdl = choices.pdl(use.x.shape[0])
     if variant == TORCH:
         return _by_library(use.x, use.weight, use.fusion, pdl, use.float_output)
     dtype = torch.float32 if use.float_output else None
-    out = use.fusion.residual
-    return small_linear(use.x, use.weight, use.fusion, out=out, out_dtype=dtype, variant=variant, pdl=pdl)
+    return small_linear(
+        use.x, use.weight, use.fusion, out=use.fusion.residual, out_dtype=dtype, variant=variant,
+        counters=choices.counters, pdl=pdl,
+    )  # fmt: skip
 
 
 def _by_library(

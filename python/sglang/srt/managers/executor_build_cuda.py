@@ -171,7 +171,8 @@ def _wake_library(models: LoadedModels) -> None:
 def _use_kernels(models: LoadedModels, file: str | None) -> KernelChoices:
     """Products of half-precision weights go to sgl_kernel; ``file`` may hold choices of an earlier start."""
     name = torch.cuda.get_device_name(models.device)
-    choices = KernelChoices(ChoiceTable(name) if file is None else _load_choices(Path(file), name))
+    table = ChoiceTable(name) if file is None else _load_choices(Path(file), name)
+    choices = KernelChoices(table, models.device)
     linears = models.target.linears() + (models.drafter.linears() if models.drafter else [])
     for linear in linears:
         if linear.weight.dtype in (torch.bfloat16, torch.float16):

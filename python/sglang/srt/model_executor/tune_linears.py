@@ -79,19 +79,18 @@ def _compile(choices: KernelChoices, uses: Mapping[Problem, Sequence[Use]]) -> i
     with compile_ahead(os.cpu_count() or 1):
         for problem, asked in uses.items():
             for variant in _variants(problem, asked):
-                carry_out(asked[0], variant, choices.pdl(problem.rows))
+                carry_out(asked[0], variant, choices)
                 count += 1
     return count
 
 
 def _time_alone(choices: KernelChoices, problem: Problem, asked: Sequence[Use]) -> None:
     chosen = asked[:MAX_COPIES]
-    pdl = choices.pdl(problem.rows)
 
     def micros(variant: Variant) -> float:
         def run() -> None:
             for use in chosen:
-                carry_out(use, variant, pdl)
+                carry_out(use, variant, choices)
 
         return _graph_micros(run) / len(chosen)
 

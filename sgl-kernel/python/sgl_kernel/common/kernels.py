@@ -25,3 +25,17 @@ else:
         if PDL:
             gdc_launch_dependents()
             gdc_wait()
+
+
+@triton.jit
+def arrive(counter, expected):
+    """True for the program that comes last; it finds the stores of the others done.
+
+    The counter starts at zero and is left so, for the next launch. What the others stored must be loaded
+    with ``cache_modifier=".cg"``: a line in this program's L1 may be older.
+    """
+    tl.debug_barrier()  # all threads of this program have stored before one of them says so
+    last = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == expected - 1
+    if last:
+        tl.store(counter, 0)
+    return last

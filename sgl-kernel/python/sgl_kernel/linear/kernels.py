@@ -8,7 +8,7 @@ out, so that a layer of a small batch is few launches.
 import triton
 import triton.language as tl
 
-from sgl_kernel.common.kernels import begin_dependent
+from sgl_kernel.common.kernels import arrive, begin_dependent
 
 PLAIN = tl.constexpr(0)
 NORMED = tl.constexpr(1)
@@ -152,19 +152,34 @@ def _ask_ahead(of_row, begin, K: tl.constexpr, LINES: tl.constexpr):
 
 
 @triton.jit
-def _store_part(
-    part, part_squares, acc, acc_up, squares, split, row, column, inside, rows_inside, M, N,
-    INPUT: tl.constexpr, GATED: tl.constexpr,
+def _merge_splits(
+    part, part_squares, counters, acc, acc_up, squares, row, column, inside, rows_inside, M, N,
+    SPLIT: tl.constexpr, INPUT: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
-    """What a split found, for ``reduce_splits_kernel``."""
+    """Store what this split found; whoever comes last of a tile's splits has the sums of all.
+
+    They are added in the order of the splits, whoever does it: the same bits at every run.
+    """
+    tile, split = tl.program_id(0), tl.program_id(1)
     WIDTH = N * 2 if GATED else N
     target = part + (split * M + row)[:, None] * WIDTH + column[None, :]
     tl.store(target, acc, mask=inside)
     if GATED:
         tl.store(target + N, acc_up, mask=inside)
+    of_tile = part_squares + tile * SPLIT * M + row
     if INPUT == 1:
-        # All programs of a split find the same squares; the first one's are kept.
-        tl.store(part_squares + split * M + row, squares, mask=rows_inside & (tl.program_id(0) == 0))
+        tl.store(of_tile + split * M, squares, mask=rows_inside)
+    last = arrive(counters + tile, SPLIT)
+    if last:
+        acc, acc_up, squares = tl.zeros_like(acc), tl.zeros_like(acc), tl.zeros_like(squares)
+        for other in tl.static_range(SPLIT):
+            source = part + (other * M + row)[:, None] * WIDTH + column[None, :]
+            acc += tl.load(source, mask=inside, other=0.0, cache_modifier=".cg")
+            if GATED:
+                acc_up += tl.load(source + N, mask=inside, other=0.0, cache_modifier=".cg")
+            if INPUT == 1:
+                squares += tl.load(of_tile + other * M, mask=rows_inside, other=0.0, cache_modifier=".cg")
+    return acc, acc_up, squares, last
 
 
 @triton.jit
@@ -204,7 +219,8 @@ def small_gemm_kernel(
     out,  # [M, N]
     aux,  # [M, N] if AUX
     part,  # [SPLIT, M, N or 2 * N] float32 if SPLIT > 1
-    part_squares,  # [SPLIT, M] float32 if SPLIT > 1 and INPUT == 1
+    part_squares,  # [tiles, SPLIT, M] float32 if SPLIT > 1 and INPUT == 1
+    counters,  # [tiles] int32 if SPLIT > 1: zeros, and zeros again afterwards
     x_stride,
     residual_stride,
     out_stride,
@@ -260,7 +276,13 @@ def small_gemm_kernel(
             squares += more
     inside = (column < N)[None, :] & rows_inside[:, None]
     acc, acc_up = tl.trans(acc), tl.trans(acc_up)
-    if SPLIT == 1:
+    complete = True
+    if SPLIT > 1:
+        acc, acc_up, squares, complete = _merge_splits(
+            part, part_squares, counters, acc, acc_up, squares, row, column, inside, rows_inside, M, N,
+            SPLIT, INPUT, GATED,
+        )  # fmt: skip
+    if complete:
         if INPUT == 1:
             scale = tl.rsqrt(squares / K + eps)[:, None]
             acc, acc_up = acc * scale, acc_up * scale
@@ -270,59 +292,3 @@ def small_gemm_kernel(
             acc, row[:, None], column[None, :], inside, bias, residual, out, aux,
             residual_stride, out_stride, aux_stride, BIAS, RESIDUAL, AUX,
         )  # fmt: skip
-    else:
-        _store_part(
-            part, part_squares, acc, acc_up, squares, split, row, column, inside, rows_inside, M, N,
-            INPUT, GATED,
-        )  # fmt: skip
-
-
-@triton.jit
-def reduce_splits_kernel(
-    part,  # [SPLIT, M, N or 2 * N] float32
-    part_squares,  # [SPLIT, M] float32 if NORMED_INPUT
-    bias,
-    residual,
-    out,
-    aux,
-    residual_stride,
-    out_stride,
-    aux_stride,
-    M,
-    N,
-    eps,
-    K: tl.constexpr,
-    SPLIT: tl.constexpr,
-    BLOCK: tl.constexpr,
-    NORMED_INPUT: tl.constexpr,
-    GATED: tl.constexpr,
-    BIAS: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-    AUX: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """Sums in the order of the splits: the same bits at every run."""
-    begin_dependent(PDL)
-    row = tl.program_id(0)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = column < N
-    acc = tl.zeros([BLOCK], tl.float32)
-    acc_up = tl.zeros([BLOCK], tl.float32)
-    squares = 0.0
-    WIDTH = N * 2 if GATED else N
-    for split in tl.static_range(SPLIT):
-        source = part + (split * M + row) * WIDTH + column
-        acc += tl.load(source, mask=inside, other=0.0)
-        if GATED:
-            acc_up += tl.load(source + N, mask=inside, other=0.0)
-        if NORMED_INPUT:
-            squares += tl.load(part_squares + split * M + row)
-    if NORMED_INPUT:
-        scale = tl.rsqrt(squares / K + eps)
-        acc, acc_up = acc * scale, acc_up * scale
-    if GATED:
-        acc = _silu_mul(acc, acc_up)
-    _finish(
-        acc, row, column, inside, bias, residual, out, aux, residual_stride, out_stride, aux_stride,
-        BIAS, RESIDUAL, AUX,
-    )  # fmt: skip

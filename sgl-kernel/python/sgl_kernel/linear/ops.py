@@ -21,6 +21,17 @@ class InputNorm:
     eps: float
 
 
+MAX_SPLIT_TILES = 4096
+
+
+def split_counters(device: torch.device | str) -> torch.Tensor:
+    """What programs that share a tile count in: zeros before and after every launch, so one for all.
+
+    For launches of one stream; [MAX_SPLIT_TILES] int32.
+    """
+    return torch.zeros(MAX_SPLIT_TILES, dtype=torch.int32, device=device)
+
+
 @dataclass(frozen=True, slots=True)
 class Fusion:
     """What is done with the input and the result of a product; at most one of ``norm`` and ``silu_input``."""
@@ -49,6 +60,7 @@ def small_linear(
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     variant: Variant | None = None,
+    counters: torch.Tensor | None = None,
     pdl: bool = False,
 ) -> torch.Tensor:
     """``x @ weight^T`` [M, N] with float32 sums, for up to 32 rows by kernels of our own.
@@ -56,7 +68,8 @@ def small_linear(
     x: [M, K] (``silu_input``: [M, 2 * K]), rows may lie apart; weight: [N, K] (``gated``: [2 * N, K],
     gate first), contiguous, bfloat16 or float16; out: [M, N] of x's dtype or ``out_dtype`` (float32 for
     an lm_head, whose logits must not be rounded). Result and sums are the same at every run.
-    ``variant`` None: a default; more rows than it serves go to the library.
+    ``variant`` None: a default; more rows than it serves go to the library. counters: ``split_counters``;
+    None: made anew where it takes them, which costs a launch.
     """
     problem = problem_of(x, weight, fusion)
     if out is None:
@@ -67,8 +80,7 @@ def small_linear(
     variant = variant or default_variant(problem, info.arch, info.num_sms)
     if variant.kind == "torch" or not use_kernel(x):
         return small_linear_ref(x, weight, fusion, out)
-    for launch in linear_launches(x, weight, fusion, out, variant, pdl=pdl):
-        launch.run()
+    linear_launch(x, weight, fusion, out, variant, counters, pdl=pdl).run()
     return out
 
 
@@ -103,15 +115,16 @@ def small_linear_ref(
     return out.copy_(y)
 
 
-def linear_launches(
+def linear_launch(
     x: torch.Tensor,
     weight: torch.Tensor,
     fusion: Fusion,
     out: torch.Tensor,
     variant: Variant,
+    counters: torch.Tensor | None = None,
     *,
     pdl: bool,
-) -> tuple[Launch, ...]:
+) -> Launch:
     problem = problem_of(x, weight, fusion)
     num_inputs = 2 if fusion.silu_input else 1
     assert variant.kind != "torch" and weight.is_contiguous()
@@ -119,8 +132,8 @@ def linear_launches(
     assert not (fusion.gated and fusion.bias is not None)
     pdl = pdl and device_info(x.device).has_pdl
     if variant.kind == "gemv":
-        return (_gemv_launch(x, weight, fusion, out, problem, variant, pdl),)
-    return _gemm_launches(x, weight, fusion, out, problem, variant, pdl)
+        return _gemv_launch(x, weight, fusion, out, problem, variant, pdl)
+    return _gemm_launch(x, weight, fusion, out, problem, variant, counters, pdl)
 
 
 def _ends(
@@ -181,28 +194,31 @@ def _gemv_launch(
     )
 
 
-def _gemm_launches(
+def _gemm_launch(
     x: torch.Tensor,
     weight: torch.Tensor,
     fusion: Fusion,
     out: torch.Tensor,
     problem: Problem,
     variant: Variant,
+    counters: torch.Tensor | None,
     pdl: bool,
-) -> tuple[Launch, ...]:
-    from sgl_kernel.linear.kernels import reduce_splits_kernel, small_gemm_kernel
+) -> Launch:
+    from sgl_kernel.linear.kernels import small_gemm_kernel
 
     ends, strides, flags = _ends(fusion, out)
     norm, eps = _norm_of(fusion, x)
     split, rows, k = variant.split, problem.rows, problem.k
-    steps = -(-k // variant.block_k)
+    steps, tiles = -(-k // variant.block_k), -(-problem.n // variant.block_n)
     chunk = -(-steps // split) * variant.block_k
     assert k % variant.block_k == 0 and rows <= 32 and (split - 1) * chunk < k
     part = squares = out
     if split > 1:
         width = problem.n * (2 if fusion.gated else 1)
         part = torch.empty(split, rows, width, dtype=torch.float32, device=x.device)
-        squares = torch.empty(split, rows, dtype=torch.float32, device=x.device)
+        squares = torch.empty(tiles, split, rows, dtype=torch.float32, device=x.device)
+        counters = split_counters(x.device) if counters is None else counters
+        assert tiles <= counters.numel()
     constants: dict[str, Any] = {
         "K": k,
         "CHUNK": chunk,
@@ -217,29 +233,24 @@ def _gemm_launches(
         "CT": compute_type(x.dtype),
         "PDL": pdl,
     }
-    sizes = (rows, problem.n, eps)
-    product = Launch(
+    parts = (part, squares, out if counters is None else counters)
+    return Launch(
         small_gemm_kernel,
-        (-(-problem.n // variant.block_n), split),
-        (x, weight, norm, *ends, part, squares, x.stride(0), *strides, *sizes),
+        (tiles, split),
+        (x, weight, norm, *ends, *parts, x.stride(0), *strides, rows, problem.n, eps),
         constants,
         num_warps=variant.num_warps,
         num_stages=variant.stages,
         pdl=pdl,
     )
-    if split == 1:
-        return (product,)
-    normed = fusion.norm is not None
-    block = 512
-    reduce = Launch(
-        reduce_splits_kernel,
-        (rows, -(-problem.n // block)),
-        (part, squares, *ends, *strides, *sizes),
-        {"K": k, "SPLIT": split, "BLOCK": block, "NORMED_INPUT": normed, **flags, "PDL": pdl},
-        num_warps=4,
-        pdl=pdl,
-    )
-    return product, reduce
 
 
-__all__ = ["TORCH", "Fusion", "InputNorm", "linear_launches", "small_linear", "small_linear_ref"]
+__all__ = [
+    "TORCH",
+    "Fusion",
+    "InputNorm",
+    "linear_launch",
+    "small_linear",
+    "small_linear_ref",
+    "split_counters",
+]

@@ -8,6 +8,7 @@ import triton.language as tl
 
 from sgl_kernel.attention.decode.merge_kernels import merge_levels
 from sgl_kernel.attention.decode.plan_kernels import ITEM_FIELDS
+from sgl_kernel.attention.decode.turn_kernels import turn_rows
 from sgl_kernel.common.kernels import begin_dependent
 
 
@@ -50,59 +51,22 @@ def _seen(n, end, base, query, low, high, CAUSAL: tl.constexpr, WORDS: tl.conste
 
 
 @triton.jit
-def decode_kernel(
-    q, out, kv, items, base_lens, bits, page_table, kv_scale, partial, sums, counters,
-    scale, q_stride, table_stride, num_partials, scratch_offset: tl.int64, scratch_cap,
-    Q: tl.constexpr, G: tl.constexpr, NKV: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
-    EXTRA: tl.constexpr, CAUSAL: tl.constexpr, WORDS: tl.constexpr, SCRATCH: tl.constexpr,
-    SCALED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, STAGES: tl.constexpr,
-    FAN_IN: tl.constexpr, AT_ONCE: tl.constexpr, CT: tl.constexpr, PDL: tl.constexpr,
+def _attend_chunk(
+    queries, heads_kv, pages, place, begin, end, base, row, query, low, high, scale, scratch_offset,
+    scratch_cap, d, PAGE: tl.constexpr, STRIDE: tl.constexpr, CAUSAL: tl.constexpr, WORDS: tl.constexpr,
+    SCRATCH: tl.constexpr, D: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, CT: tl.constexpr,
 ):  # fmt: skip
-    """Program (i, b) attends tile rows b * BM … of item i. The last one of a row and head merges."""
-    begin_dependent(PDL)
-    item = tl.program_id(0)
-    row = tl.load(items + item * ITEM_FIELDS)
-    if row < 0:
-        return
-    head = tl.load(items + item * ITEM_FIELDS + 1)
-    begin = tl.load(items + item * ITEM_FIELDS + 2)
-    end = tl.load(items + item * ITEM_FIELDS + 3)
-    slot = tl.load(items + item * ITEM_FIELDS + 4)
-    base = tl.load(base_lens + row).to(tl.int32)
-    end = tl.minimum(end, base + EXTRA)  # a plan may have been made for longer rows
-
-    M: tl.constexpr = Q * G
-    STRIDE: tl.constexpr = NKV * 2 * D
-    m = tl.program_id(1) * BM + tl.arange(0, BM)
-    query = m // G
-    d = tl.arange(0, BD)
-    token = row * Q + query
-    q_at = token.to(tl.int64)[:, None] * q_stride + ((head * G + m % G) * D)[:, None] + d[None, :]
-    inside = (m < M)[:, None] & (d < D)[None, :]
-    queries = tl.load(q + q_at, mask=inside, other=0.0).to(CT)
-    low = tl.zeros([BM], tl.int64)
-    high = low
-    if WORDS > 0:
-        low = tl.load(bits + token * WORDS, mask=m < M, other=0)
-    if WORDS > 1:
-        high = tl.load(bits + token * WORDS + 1, mask=m < M, other=0)
-    value_scale = 1.0
-    if SCALED:
-        scale *= tl.load(kv_scale + head * 2)
-        value_scale = tl.load(kv_scale + head * 2 + 1)
-
-    pages = page_table + slot.to(tl.int64) * table_stride
-    heads_kv = kv + head * 2 * D
+    """Attend places begin … end - 1. place: [BN], those of the first block."""
+    BM: tl.constexpr = queries.shape[0]
     nn = tl.arange(0, BN)
     top = tl.full([BM], -1e30, tl.float32)
     # A sum over warps takes barriers: weights are added up in place, and summed after the loop, where
     # there are registers for that.
     WIDTH: tl.constexpr = BN if BM < 64 else 1
     norms = tl.zeros([BM, WIDTH], tl.float32)
-    acc = tl.zeros([BM, BD], tl.float32)
+    acc = tl.zeros([BM, d.shape[0]], tl.float32)
     # The places of the next block are loaded a block ahead and carried in registers. As a load in
     # front of the loads of K and V they would take pipeline stages of their own.
-    place = _places(pages, begin + nn, end, base, row, scratch_cap, PAGE, SCRATCH)
     for n0 in tl.range(begin, end, BN, num_stages=STAGES):
         n = n0 + nn
         at = _offset(place, scratch_offset, STRIDE, SCRATCH)[:, None] + d[None, :]
@@ -119,14 +83,77 @@ def decode_kernel(
         values = tl.load(heads_kv + D + at, mask=there, other=0.0).to(CT)
         acc = tl.dot(weights.to(CT), values, acc * mine[:, None], input_precision="ieee")
         top = new_top
-    norm = tl.sum(norms, 1)
+    return acc, top, tl.sum(norms, 1)
 
+
+@triton.jit
+def decode_kernel(
+    q, out, kv, items, base_lens, bits, page_table, kv_scale, partial, sums, counters,
+    cos, sin, positions, q_weight, k_weight, eps,
+    scale, q_stride, table_stride, num_partials, scratch_offset: tl.int64, scratch_cap,
+    Q: tl.constexpr, G: tl.constexpr, NKV: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
+    EXTRA: tl.constexpr, CAUSAL: tl.constexpr, WORDS: tl.constexpr, SCRATCH: tl.constexpr,
+    SCALED: tl.constexpr, TURN: tl.constexpr, NORM: tl.constexpr, FP8: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr, BD: tl.constexpr, STAGES: tl.constexpr, FAN_IN: tl.constexpr,
+    AT_ONCE: tl.constexpr, CT: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Program (i, b) attends tile rows b * BM … of item i. The last one of a row and head merges.
+
+    With TURN q is the product of q, k and v before rope, and there is one tile: the programs turn their
+    queries, and those whose chunk has places of the queries' own write K and V there first.
+    """
+    begin_dependent(PDL)
+    fields = items + tl.program_id(0) * ITEM_FIELDS
+    row = tl.load(fields)
+    head = tl.load(fields + 1)
+    begin = tl.load(fields + 2)
+    planned_end = tl.load(fields + 3)
+    slot = tl.load(fields + 4)
+    if row < 0:
+        return
+    base = tl.load(base_lens + row).to(tl.int32)
+    end = tl.minimum(planned_end, base + EXTRA)  # a plan may have been made for longer rows
+    pages = page_table + slot.to(tl.int64) * table_stride
+    # Up to the plan's end: the first places are on their way before ``base`` is here.
+    place = _places(pages, begin + tl.arange(0, BN), planned_end, base, row, scratch_cap, PAGE, SCRATCH)
+
+    M: tl.constexpr = Q * G
+    m = tl.program_id(1) * BM + tl.arange(0, BM)
+    query = m // G
+    d = tl.arange(0, BD)
+    token = row * Q + query
+    heads = (head * G + m % G) * D
+    inside = (m < M)[:, None] & (d < D)[None, :]
+    q_rows = q + token.to(tl.int64)[:, None] * q_stride + heads[:, None]
+    low = tl.zeros([BM], tl.int64)
+    high = low
+    if WORDS > 0:
+        low = tl.load(bits + token * WORDS, mask=m < M, other=0)
+    if WORDS > 1:
+        high = tl.load(bits + token * WORDS + 1, mask=m < M, other=0)
+    if TURN:
+        new = (kv, kv_scale, pages, begin, end, base)
+        queries = turn_rows(
+            q, q_rows, q_stride, positions, cos, sin, q_weight, k_weight, eps, new, row, head, slot, m < M,
+            token, d, Q, NKV * G, NKV, D, PAGE, EXTRA > 0, NORM, SCALED, FP8,
+        ).to(CT)  # fmt: skip
+    else:
+        queries = tl.load(q_rows + d[None, :], mask=inside, other=0.0).to(CT)
+    value_scale = 1.0
+    if SCALED:
+        scale *= tl.load(kv_scale + head * 2)
+        value_scale = tl.load(kv_scale + head * 2 + 1)
+
+    acc, top, norm = _attend_chunk(
+        queries, kv + head * 2 * D, pages, place, begin, end, base, row, query, low, high, scale,
+        scratch_offset, scratch_cap, d, PAGE, NKV * 2 * D, CAUSAL, WORDS, SCRATCH, D, BN, STAGES, CT,
+    )  # fmt: skip
     acc, norm, complete = merge_levels(
-        partial, sums, counters + tl.program_id(1) * num_partials, items + item * ITEM_FIELDS,
-        acc, top, norm, m, d, M, D, FAN_IN, AT_ONCE,
+        partial, sums, counters + tl.program_id(1) * num_partials, fields, acc, top, norm, m, d, M, D,
+        FAN_IN, AT_ONCE,
     )  # fmt: skip
     if complete:
         # A row that sees nothing (padding) has a norm of 0 and gives 0.
         result = acc * (value_scale / tl.where(norm == 0.0, 1.0, norm))[:, None]
-        out_at = token.to(tl.int64)[:, None] * (NKV * G * D) + ((head * G + m % G) * D)[:, None] + d[None, :]
+        out_at = token.to(tl.int64)[:, None] * (NKV * G * D) + heads[:, None] + d[None, :]
         tl.store(out + out_at, result.to(out.dtype.element_ty), mask=inside)
