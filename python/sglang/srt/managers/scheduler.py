@@ -40,7 +40,7 @@ from sglang.srt.mem_cache.page_allocator import PageAllocator
 from sglang.srt.mem_cache.prefix_cache import PrefixCache
 from sglang.srt.mem_cache.slot_allocator import SlotAllocator
 from sglang.srt.model_executor.executor import Executor, PendingStep
-from sglang.srt.model_executor.step_plan import ExecutorInfo
+from sglang.srt.model_executor.step_plan import ExecutorInfo, StepKind
 from sglang.srt.speculative.toggle import Policy
 
 
@@ -48,6 +48,7 @@ from sglang.srt.speculative.toggle import Policy
 class LaunchedStep:
     planned: PlannedStep
     pending: PendingStep
+    schedule_s: float | None  # since the result before it; None: there was nothing to do meanwhile
 
 
 class Scheduler:
@@ -70,6 +71,7 @@ class Scheduler:
         self._config = config
         self._clock = clock
         self._in_flight: LaunchedStep | None = None
+        self._last_result_ts: float | None = None  # None: idle since, or a step has been launched since
         self._send_reply = reply
         self.cache = cache
         self.pages = PageAllocator(info.num_pages)
@@ -185,20 +187,26 @@ class Scheduler:
             self.step()
 
     def _launch(self, planned: PlannedStep) -> LaunchedStep:
-        return LaunchedStep(planned, self._executor.launch(planned.plan))
+        pending = self._executor.launch(planned.plan)
+        since, self._last_result_ts = self._last_result_ts, None
+        return LaunchedStep(planned, pending, None if since is None else self._clock() - since)
 
     def _commit_in_flight(self) -> bool:
         step, self._in_flight = self._in_flight, None
         if step is None:
             return False
         result = step.pending.wait()
-        self._committer.commit(step.planned, result, self._clock())
+        now = self._last_result_ts = self._clock()
+        if step.planned.plan.kind is StepKind.DECODE and step.schedule_s is not None:
+            self._stats.decode_launched(step.schedule_s, result.launch_time_s)
+        self._committer.commit(step.planned, result, now)
         return True
 
     def _report_load(self) -> None:
         self._stats.load(self._committer.load(), self._budget.num_evicted * self._budget.page_size)
         if not self.has_work:
             self._stats.idle()
+            self._last_result_ts = None
 
     @property
     def state(self) -> dict[str, Any]:

@@ -67,6 +67,25 @@ class Interval:
     acceptance: Acceptance = field(default_factory=Acceptance)
 
 
+@dataclass(slots=True)
+class HostTime:
+    """Of decode steps that followed another step, since the start; a GPU step hides it if it is longer."""
+
+    num_steps: int = 0
+    schedule_s: float = 0.0  # from a result to the next launch: commit, send, receive, plan
+    launch_s: float = 0.0  # in the executor's thread
+
+    def add(self, schedule_s: float, launch_s: float) -> None:
+        self.num_steps += 1
+        self.schedule_s += schedule_s
+        self.launch_s += launch_s
+
+    def figures(self, is_launched: bool) -> dict[str, float]:
+        """``is_launched``: a step is launched, and runs elsewhere."""
+        figures: dict[str, float] = {"steps": self.num_steps, "schedule_s": self.schedule_s}
+        return figures | {"launch_s": self.launch_s} if is_launched else figures
+
+
 class StatsRecorder:
     def __init__(
         self, sink: MetricsSink, decode_log_interval: int, has_drafter: bool, has_graphs: bool = False
@@ -77,6 +96,7 @@ class StatsRecorder:
         self._has_graphs = has_graphs
         self._num_eager_steps = 0
         self._used_graph: bool | None = None  # by the last decode step
+        self._host_time = HostTime()
         self._interval = Interval()
         self._last_commit_ts: float | None = None
         self._num_evicted_tokens = 0
@@ -98,6 +118,9 @@ class StatsRecorder:
         last = self._last_commit_ts
         self._interval.busy_s += device_time_s if last is None else max(0.0, now - last)
         self._last_commit_ts = now
+
+    def decode_launched(self, schedule_s: float, launch_s: float) -> None:
+        self._host_time.add(schedule_s, launch_s)
 
     def decode_step(
         self, report: DecodeReport, decision: Decision | None, threshold: int | None, load: Load
@@ -152,6 +175,7 @@ class StatsRecorder:
         figures: dict[str, Any] = {
             "last_gen_throughput": self._last_gen_throughput,
             "decode_steps": dict(self._decode_steps),
+            "decode_host_time": self._host_time.figures(self._has_graphs),
         }
         if self._has_graphs:
             figures["cuda_graph_eager_steps"] = self._num_eager_steps

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from queue import SimpleQueue
 
 from sglang.srt.model_executor.device_results import DeviceResults
@@ -26,18 +27,24 @@ class _DeviceFailure:
 
 
 @dataclass(frozen=True, slots=True)
+class _Arrival:
+    wait: Callable[[], StepResult]
+    launch_time_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class _Launched:
     plan: StepPlan
-    arrival: Future[Callable[[], StepResult]]  # set when the step has been launched on the device
+    arrival: Future[_Arrival]  # set when the step has been launched on the device
     failure: _DeviceFailure
 
     def wait(self) -> StepResult:
         """Blocks until the step is done; raises what the step raised, or one that was waited for before."""
-        arrive = self.arrival.result()
+        arrival = self.arrival.result()
         if self.failure.error is not None:
             raise self.failure.error
         try:
-            return arrive()
+            return replace(arrival.wait(), launch_time_s=arrival.launch_time_s)
         except Exception as error:  # an edge: a device says what went wrong when it is waited for
             self.failure.error = error
             raise
@@ -114,9 +121,10 @@ class InProcessExecutor:
             failure = failure or self._failure.error
             if failure is None:
                 try:
+                    began = time.perf_counter()
                     results.begin()
                     arrive = results.collect(launched.plan, worker.execute(launched.plan))
-                    launched.arrival.set_result(arrive)
+                    launched.arrival.set_result(_Arrival(arrive, time.perf_counter() - began))
                     continue
                 except BaseException as error:  # the thread's edge: whoever waits gets it
                     failure = error

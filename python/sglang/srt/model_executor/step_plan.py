@@ -128,6 +128,7 @@ class StepResult:
     faults: tuple[bool, ...]
     device_time_s: float  # seconds the step ran on the device
     used_graph: bool | None = None  # a decode step's, on a device with CUDA graphs; False: it ran eagerly
+    launch_time_s: float = 0.0  # seconds the host took to launch it; on a CPU that is the whole step
 
 
 @dataclass(frozen=True, slots=True)
