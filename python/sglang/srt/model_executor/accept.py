@@ -47,6 +47,8 @@ def accept(tree: DraftTree, choice: torch.Tensor, cap: torch.Tensor, num_columns
 
 
 def _accept_chain(tokens: torch.Tensor, choice: torch.Tensor, cap: torch.Tensor) -> Accepted:
+    if tokens.shape[1] == 1:  # nothing to confirm, and the step is as many launches shorter
+        return Accepted(torch.zeros_like(tokens), torch.ones_like(cap))
     column = torch.arange(tokens.shape[1], device=tokens.device)
     hits = (tokens[:, 1:] == choice[:, :-1]) & (column[1:] <= cap[:, None])
     counts = 1 + hits.to(torch.int64).cumprod(dim=1).sum(dim=1)

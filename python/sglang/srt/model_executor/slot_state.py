@@ -8,12 +8,14 @@ and where the KV lies.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
+import numpy as np
 import torch
 
 from sglang.srt.model_executor.config import WorkerConfig
 from sglang.srt.model_executor.step_plan import PAD_PAGE, PAD_SLOT, PageWrite, SlotAdmission
-from sglang.srt.utils.upload import upload
+from sglang.srt.utils.upload import ints, ranges, upload, upload_all
 
 
 class SlotState:
@@ -45,17 +47,17 @@ class SlotState:
 
     def write_pages(self, writes: Sequence[PageWrite]) -> None:
         """All page-table writes of a step at once."""
-        rows: list[int] = []
-        columns: list[int] = []
-        pages: list[int] = []
-        for write in writes:
-            assert write.slot != PAD_SLOT, "the pad slot has no pages of its own"
-            rows += [write.slot] * len(write.pages)
-            columns += range(write.start, write.start + len(write.pages))
-            pages += write.pages
-        if rows:
-            staged = upload([rows, columns, pages], torch.int64, self.device)  # one copy for all
-            self.page_table[staged[0], staged[1]] = staged[2].to(torch.int32)
+        if not writes:
+            return
+        assert all(w.slot != PAD_SLOT for w in writes), "the pad slot has no pages of its own"
+        num, width = len(writes), self.page_table.shape[1]
+        lens = ints((len(w.pages) for w in writes), num)
+        columns = ranges(ints((w.start for w in writes), num), lens)
+        assert not len(columns) or columns.max() < width, "more pages than a slot has"
+        places = np.repeat(ints((w.slot for w in writes), num) * width, lens) + columns
+        pages = ints(chain.from_iterable(w.pages for w in writes), len(places))
+        where, what = upload_all([places, pages], self.device)  # one copy for all
+        self.page_table.view(-1).index_copy_(0, where, what.to(torch.int32))
 
     def advance(
         self,

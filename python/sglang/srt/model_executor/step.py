@@ -15,7 +15,7 @@ from sglang.srt.layers.attention.base import AttentionBackend, Block, DecodeRows
 from sglang.srt.model_executor.accept import Accepted, TokenRewriter, accept
 from sglang.srt.model_executor.drafter import DraftContext, Drafter
 from sglang.srt.model_executor.slot_state import SlotState
-from sglang.srt.model_executor.step_batch import StepBatch, flatten_chunks, roots
+from sglang.srt.model_executor.step_batch import Pairs, StepBatch, prefill_inputs, roots
 from sglang.srt.model_executor.step_plan import PAD_SLOT, StepPlan
 from sglang.srt.sampling.rows import Choice, ChoiceRows
 from sglang.srt.sampling.sampler import StepSampler
@@ -51,6 +51,15 @@ class StepOutput:
     num_valid: torch.Tensor  # [R] int64 tokens before the first choice of logits that were not finite
 
 
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """The first half of a step, launched."""
+
+    batch: StepBatch
+    hidden: torch.Tensor  # [T, H]
+    aux: torch.Tensor | None  # [T, num_aux * H], with a drafter
+
+
 class StepRunner:
     """Carries out the device part of a plan. Shapes come from the plan and host bounds alone."""
 
@@ -74,9 +83,18 @@ class StepRunner:
 
     def run(self, plan: StepPlan) -> StepOutput:
         """One step of at least one row."""
+        return self.finish(plan, self.forward(plan))
+
+    def forward(self, plan: StepPlan) -> Forward:
+        """The target on the plan's tokens. Reads nothing that ``finish`` or a slot's sampling changes."""
         batch = self._prefill_batch(plan) if plan.prefill else self._decode_batch(plan)
         aux_layers = self._drafter.aux_layers if self._drafter else ()
         hidden, aux = self._model.forward(batch.token_ids, batch.positions, batch.attention, aux_layers)
+        return Forward(batch, hidden, aux)
+
+    def finish(self, plan: StepPlan, forward: Forward) -> StepOutput:
+        """Choose, accept, and leave the state as the next step finds it."""
+        batch, hidden, aux = forward.batch, forward.hidden, forward.aux
         choice = self._choose(batch, hidden)
         if self._simulated is not None:
             tokens, parents = batch.tree.tokens, None if batch.tree.mask is None else batch.tree.parents
@@ -92,8 +110,10 @@ class StepRunner:
         if self._drafter is not None:
             assert aux is not None
             feature = self._sync(self._drafter, batch, aux, accepted, output)
-        last = (output.counts - 1).clamp_(min=0)[:, None]
-        next_token = output.tokens.gather(1, last)[:, 0]
+        next_token = output.tokens[:, 0]
+        if output.tokens.shape[1] > 1:
+            last = (output.counts - 1).clamp_(min=0)[:, None]
+            next_token = output.tokens.gather(1, last)[:, 0]
         self._state.advance(batch.slots, batch.root_position + output.counts, next_token, feature)
         return output
 
@@ -129,55 +149,52 @@ class StepRunner:
 
     def _prefill_batch(self, plan: StepPlan) -> StepBatch:
         """Prefill chunks, with plain decode rows before them in a mixed step."""
-        state, chunks = self._state, plan.prefill
-        slots_cpu = plan.decode_slots + tuple(c.slot for c in chunks)
-        slots = upload(slots_cpu, torch.int64, state.device)
-        num_decode = len(plan.decode_slots)
-        decode_slots = slots[:num_decode]
-        seq_len = state.seq_len[decode_slots].to(torch.int64)
-        flat = flatten_chunks(chunks, num_decode, state.device)
-        token_ids = torch.cat([state.next_token[decode_slots], flat.token_ids])
-        positions = torch.cat([seq_len, flat.positions])
+        state, chunks, num_decode = self._state, plan.prefill, len(plan.decode_slots)
+        known = prefill_inputs(plan, state.device, with_pairs=self._drafter is not None)
         prefill = PrefillRows(
             tuple(c.slot for c in chunks),
             tuple(c.start for c in chunks),
             tuple(len(c.token_ids) for c in chunks),
         )
+        token_ids, positions = known.token_ids, known.positions
+        root_ids, root_positions = known.root_ids, known.root_positions
         if num_decode:
-            decode = DecodeRows(decode_slots, seq_len, max(plan.decode_len_bounds), 1)
+            slots = known.slots[:num_decode]
+            seq_len, next_token = state.seq_len[slots].to(torch.int64), state.next_token[slots]
+            token_ids, root_ids = (torch.cat([next_token, of_chunks]) for of_chunks in (token_ids, root_ids))
+            positions = torch.cat([seq_len, positions])
+            root_positions = torch.cat([seq_len, root_positions])
+            decode = DecodeRows(slots, seq_len, max(plan.decode_len_bounds), 1)
             attention = self._backend.mixed(decode, prefill)
         else:
             attention = self._backend.prefill(prefill)
-        query = torch.cat([torch.arange(num_decode, device=slots.device), flat.last])
-        next_ids = [None] * num_decode + [c.next_id for c in chunks]
-        choosing_cpu = tuple(row for row, next_id in enumerate(next_ids) if next_id is None)
-        given = None
-        if len(choosing_cpu) < len(slots_cpu):
-            given = upload([next_id or 0 for next_id in next_ids], torch.int64, state.device)
         return StepBatch(
             token_ids=token_ids,
             positions=positions,
             attention=attention,
-            slots_cpu=slots_cpu,
-            slots=slots,
-            root_position=positions[query],
-            tree=roots(token_ids[query]),
-            query=query[:, None],
-            given=given,
-            choosing_cpu=choosing_cpu,
-            known=flat.known,
+            slots_cpu=known.slots_cpu,
+            slots=known.slots,
+            root_position=root_positions,
+            tree=roots(root_ids),
+            query=known.query[:, None],
+            given=known.given,
+            choosing_cpu=known.choosing_cpu,
+            choosing=known.choosing,
+            is_prefill=True,
+            pairs=known.pairs,
         )
 
     def _choose(self, batch: StepBatch, hidden: torch.Tensor) -> Choice:
         """The token after every node; lm_head runs only where a token is chosen."""
         rows = _choice_rows(batch)
         if batch.given is None:
-            hidden = hidden if batch.known is None else hidden[batch.query.view(-1)]
+            hidden = hidden[batch.query.view(-1)] if batch.is_prefill else hidden
             return self._sampler.choose(self._model.logits(hidden), rows)
         tokens = batch.given[:, None].clone()
         faulty = torch.zeros_like(tokens, dtype=torch.bool)
         if batch.choosing_cpu:
-            picked = upload(batch.choosing_cpu, torch.int64, tokens.device)
+            picked = batch.choosing
+            assert picked is not None
             logits = self._model.logits(hidden[batch.query[picked, 0]])
             chosen = self._sampler.choose(logits, rows.take(batch.choosing_cpu))
             tokens[picked], faulty[picked] = chosen.tokens, chosen.faulty
@@ -189,7 +206,8 @@ class StepRunner:
         if batch.given is None:
             self._sampler.count(rows, output.tokens, output.counts)
         elif batch.choosing_cpu:
-            picked = upload(batch.choosing_cpu, torch.int64, output.tokens.device)
+            picked = batch.choosing
+            assert picked is not None
             chosen = rows.take(batch.choosing_cpu)
             self._sampler.count(chosen, output.tokens[picked], output.counts[picked])
 
@@ -211,23 +229,29 @@ class StepRunner:
         Columns past a row's count write beyond its new length, where nothing is read before it is
         written again.
         """
+        if batch.pairs is not None:
+            return _sync_prompts(drafter, batch, batch.pairs, aux, output)
         num_rows, num_columns = accepted.path.shape
         column = torch.arange(num_columns, device=aux.device)
         query = batch.query.gather(1, accepted.path).reshape(-1)
-        next_ids = output.tokens.reshape(-1)
         slots = batch.slots[:, None].expand(-1, num_columns).reshape(-1)
         positions = (batch.root_position[:, None] + column).reshape(-1)
-        known = batch.known
-        if known is not None:
-            query = torch.cat([query, known.query])
-            next_ids = torch.cat([next_ids, known.next_ids])
-            slots = torch.cat([slots, known.slots])
-            positions = torch.cat([positions, known.positions])
         features = drafter.feature(aux[query])
-        drafter.sync(next_ids, features, slots, positions)
-        of_rows = features[: num_rows * num_columns].view(num_rows, num_columns, -1)
+        drafter.sync(output.tokens.reshape(-1), features, slots, positions)
+        of_rows = features.view(num_rows, num_columns, -1)
         last = (output.counts - 1).clamp_(min=0)
         return of_rows[torch.arange(num_rows, device=aux.device), last]
+
+
+def _sync_prompts(
+    drafter: Drafter, batch: StepBatch, pairs: Pairs, aux: torch.Tensor, output: StepOutput
+) -> torch.Tensor:
+    """All tokens of a prefill step, in their own order: [R, H_draft] features of the roots."""
+    query = batch.query.view(-1)
+    pairs.next_ids.index_copy_(0, query, output.tokens[:, 0])
+    features = drafter.feature(aux)
+    drafter.sync(pairs.next_ids, features, pairs.slots, batch.positions)
+    return features[query]
 
 
 def _choice_rows(batch: StepBatch) -> ChoiceRows:
@@ -245,7 +269,9 @@ def _choice_rows(batch: StepBatch) -> ChoiceRows:
 
 def _output(batch: StepBatch, choice: Choice, accepted: Accepted) -> StepOutput:
     """The accepted choices. Rows of the pad slot put out nothing."""
-    counts = torch.where(batch.slots == PAD_SLOT, 0, accepted.counts)
+    counts = accepted.counts * (batch.slots != PAD_SLOT)
+    if batch.num_nodes == 1:
+        return StepOutput(choice.tokens, counts, counts * ~choice.faulty[:, 0])
     column = torch.arange(accepted.path.shape[1], device=counts.device)
     valid = (column < counts[:, None]) & ~choice.faulty.gather(1, accepted.path)
     num_valid = valid.to(torch.int64).cumprod(dim=1).sum(dim=1)

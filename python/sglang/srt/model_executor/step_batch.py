@@ -7,25 +7,24 @@ function can finish every kind of step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
+import numpy as np
 import torch
 
 from sglang.srt.layers.attention.base import LayerAttention
 from sglang.srt.model_executor.drafter import DraftTree
-from sglang.srt.model_executor.step_plan import PrefillChunk
-from sglang.srt.utils.upload import upload
+from sglang.srt.model_executor.step_plan import StepPlan
+from sglang.srt.utils.upload import ints, ranges, upload_all
 
 
 @dataclass(frozen=True, slots=True)
-class KnownPairs:
-    """Prompt tokens before a chunk's last one: each is followed by an id that is known."""
+class Pairs:
+    """For a drafter's cache: every token of a prefill step with the id that follows it."""
 
-    query: torch.Tensor  # [P] int64 index among the step's T tokens
-    next_ids: torch.Tensor  # [P] int64
-    slots: torch.Tensor  # [P] int64
-    positions: torch.Tensor  # [P] int64
+    next_ids: torch.Tensor  # [T] int64; 0 at the roots, whose next ids the step itself finds
+    slots: torch.Tensor  # [T] int64
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,9 @@ class StepBatch:
     num_depths: int = 1  # host: depths of the trees, the root's counted
     given: torch.Tensor | None = None  # [R] int64 next ids known already; None: every row chooses
     choosing_cpu: tuple[int, ...] = ()  # rows that choose, where some ids are given
-    known: KnownPairs | None = None
+    choosing: torch.Tensor | None = None  # [R'] int64, the same
+    is_prefill: bool = False  # more tokens than nodes
+    pairs: Pairs | None = None  # of a prefill step with a drafter
 
     @property
     def num_nodes(self) -> int:
@@ -57,34 +58,60 @@ def roots(tokens: torch.Tensor) -> DraftTree:
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkTokens:
-    """The flattened tokens of prefill chunks, after ``num_before`` tokens of decode rows."""
+class PrefillInputs:
+    """What the host knows of a step with C chunks of S tokens after D decode rows; R = D + C, T = D + S."""
 
+    slots_cpu: tuple[int, ...]  # length R
+    slots: torch.Tensor  # [R] int64
+    query: torch.Tensor  # [R] int64 index of each row's root among the T tokens
     token_ids: torch.Tensor  # [S] int64
     positions: torch.Tensor  # [S] int64
-    last: torch.Tensor  # [chunks] int64 index of each chunk's last token among the step's tokens
-    known: KnownPairs  # of all tokens but the last ones
+    root_ids: torch.Tensor  # [C] int64, the chunks' last tokens
+    root_positions: torch.Tensor  # [C] int64
+    given: torch.Tensor | None  # [R] int64, as in StepBatch
+    choosing_cpu: tuple[int, ...]
+    choosing: torch.Tensor  # [R'] int64
+    pairs: Pairs | None
 
 
-def flatten_chunks(chunks: Sequence[PrefillChunk], num_before: int, device: torch.device) -> ChunkTokens:
-    """Host lists of a plan's chunks as tensors; every chunk has at least one token."""
-    ids: list[int] = []
-    places: list[int] = []
-    last: list[int] = []
-    known: list[tuple[int, int, int, int]] = []  # query, next id, slot, position
-    for chunk in chunks:
-        assert chunk.token_ids, "a prefill chunk without tokens"
-        first = num_before + len(ids)
-        ids += chunk.token_ids
-        places += range(chunk.start, chunk.start + len(chunk.token_ids))
-        last.append(num_before + len(ids) - 1)
-        known += [
-            (first + i, next_id, chunk.slot, chunk.start + i) for i, next_id in enumerate(chunk.token_ids[1:])
-        ]
-    pairs = upload(known, torch.int64, device).view(-1, 4)
-    return ChunkTokens(
-        upload(ids, torch.int64, device),
-        upload(places, torch.int64, device),
-        upload(last, torch.int64, device),
-        KnownPairs(*pairs.unbind(1)),
+def prefill_inputs(plan: StepPlan, device: torch.device, with_pairs: bool) -> PrefillInputs:
+    """All of it in one copy to the device, made without a Python object for every token."""
+    chunks, num_decode = plan.prefill, len(plan.decode_slots)
+    assert all(chunk.token_ids for chunk in chunks), "a prefill chunk without tokens"
+    slots_cpu = plan.decode_slots + tuple(c.slot for c in chunks)
+    next_ids = (None,) * num_decode + tuple(c.next_id for c in chunks)
+    choosing_cpu = tuple(row for row, next_id in enumerate(next_ids) if next_id is None)
+    lens = ints((len(c.token_ids) for c in chunks), len(chunks))
+    starts = ints((c.start for c in chunks), len(chunks))
+    ids = ints(chain.from_iterable(c.token_ids for c in chunks), int(lens.sum()))
+    last = lens.cumsum() - 1  # [C], among the chunks' tokens
+    slots = ints(slots_cpu, len(slots_cpu))
+    parts = [
+        slots,
+        np.concatenate([np.arange(num_decode), last + num_decode]),
+        ids,
+        ranges(starts, lens),
+        ids[last],
+        starts + lens - 1,
+        ints((next_id or 0 for next_id in next_ids), len(next_ids)),
+        ints(choosing_cpu, len(choosing_cpu)),
+    ]
+    if with_pairs:
+        following = np.append(ids[1:], 0)
+        following[last] = 0
+        parts.append(np.concatenate([np.zeros(num_decode, np.int64), following]))
+        parts.append(np.concatenate([slots[:num_decode], np.repeat(slots[num_decode:], lens)]))
+    sent = upload_all(parts, device)
+    return PrefillInputs(
+        slots_cpu=slots_cpu,
+        slots=sent[0],
+        query=sent[1],
+        token_ids=sent[2],
+        positions=sent[3],
+        root_ids=sent[4],
+        root_positions=sent[5],
+        given=sent[6] if len(choosing_cpu) < len(slots_cpu) else None,
+        choosing_cpu=choosing_cpu,
+        choosing=sent[7],
+        pairs=Pairs(sent[8], sent[9]) if with_pairs else None,
     )

@@ -41,13 +41,19 @@ class Worker:
         """Launch one plan; None for a plan without rows. Nothing is read back from the device."""
         self._check(plan)
         self.state.admit(plan.admissions)
-        self.sampler.admit(plan.admissions)
         self.state.write_pages(plan.page_writes)
-        if plan.kind is StepKind.IDLE or plan.num_rows == 0:
+        forward = None
+        is_idle = plan.kind is StepKind.IDLE or plan.num_rows == 0
+        if not is_idle and (self._decode_steps is None or plan.prefill):
+            forward = self._runner.forward(plan)
+        # Behind the forward: no decode row is a slot admitted now, and a prefill's launch is not held up.
+        self.sampler.admit(plan.admissions)
+        if is_idle:
             return None
-        if self._decode_steps is not None and not plan.prefill:
-            return self._decode_steps.run(plan.decode_slots, plan.draft_len)
-        return Executed(pack(self._runner.run(plan)))
+        if forward is not None:
+            return Executed(pack(self._runner.finish(plan, forward)))
+        assert self._decode_steps is not None
+        return self._decode_steps.run(plan.decode_slots, plan.draft_len)
 
     def _check(self, plan: StepPlan) -> None:
         """Broken plans are faults of the planner: die loudly rather than index something else."""

@@ -105,7 +105,7 @@ def _tiles(rows: _Ints, group: int, block_m: int) -> npt.NDArray[np.int32]:
 def _ranges(starts: _Ints, lens: _Ints) -> _Ints:
     """start, start + 1, … start + len - 1 of each pair, one after the other."""
     ends = lens.cumsum()
-    return np.repeat(starts - (ends - lens), lens) + np.arange(ends[-1])
+    return np.repeat(starts - (ends - lens), lens) + np.arange(int(ends[-1]))
 
 
 def _upload(parts: list[_Ints], device: torch.device) -> list[torch.Tensor]:
