@@ -120,7 +120,7 @@ def test_aliases() -> None:
         ("--tp 8", "--tp-size 8.*one device"),
         ("--attention-backend triton", "triton.*torch_native"),
         ("--attention-backend magic", "magic is unknown"),
-        ("--device cuda --attention-backend flashinfer", "flashinfer is not supported yet: use triton"),
+        ("--attention-backend flashinfer", "flashinfer is for --device cuda: use torch_native on cpu"),
         ("--device cuda --attention-backend torch_native", "torch_native is for --device cpu: use triton"),
         ("--attention-backend fa3", "fa3 needs a kernel"),
         ("--cuda-graph-max-bs 8", "--cuda-graph-max-bs: there are no CUDA graphs on a CPU"),

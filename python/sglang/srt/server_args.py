@@ -124,7 +124,10 @@ class ServerArgs:
     )
     disable_radix_cache: bool = flag(False, bool, "memory and schedule", "do not reuse prefixes of prompts")
     attention_backend: str | None = flag(
-        None, str, "memory and schedule", "triton on a GPU, torch_native on a CPU"
+        None,
+        str,
+        "memory and schedule",
+        "triton on a GPU (flashinfer: prefill by it, all else by triton), torch_native on a CPU",
     )
     cuda_graph_max_bs: int | None = flag(
         None,

@@ -6,17 +6,20 @@ Run alone: ``pytest THIS_FILE``.
 from __future__ import annotations
 
 import gc
+import sys
 from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 import torch
+from helpers.fake_flashinfer import fake_flashinfer
 from helpers.plan_driver import PlanDriver
 from helpers.replaying_capture import ReplayingCapture
 from helpers.tiny_executor import draft_folder, target_folder, tiny_executor
 
 from sglang.srt.configs.executor_args import ExecutorArgs
 from sglang.srt.managers import executor_build_cuda as build
+from sglang.srt.managers.executor_build_attention import check_backend
 from sglang.srt.managers.executor_build_models import ExecutorArgsError, load_models
 from sglang.srt.mem_cache.kv_pool import MHAKVPool
 from sglang.srt.model_executor.config import max_positions
@@ -136,8 +139,35 @@ def test_the_pool_leaves_room_for_graphs_and_steps(monkeypatch: pytest.MonkeyPat
 
 
 def test_what_has_no_kernel_is_refused() -> None:
-    with pytest.raises(ExecutorArgsError, match="'torch_native' is not one of: triton"):
+    with pytest.raises(ExecutorArgsError, match="'torch_native' is not one of: triton, flashinfer"):
         built(arguments(None, attention_backend="torch_native"))
+
+
+def test_prefill_by_flashinfer(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setitem(sys.modules, "flashinfer", None)
+    with pytest.raises(ExecutorArgsError, match=r"pip install flashinfer-python==\S+$"):
+        check_backend(arguments(None, attention_backend="flashinfer"))
+    package = fake_flashinfer()
+    monkeypatch.setitem(sys.modules, "flashinfer", package)
+    with pytest.raises(ExecutorArgsError, match="is for bfloat16 and float16, not torch.float32: use triton"):
+        built(arguments(None, attention_backend="flashinfer"))
+    caplog.set_level("INFO")
+    texts = []
+    for name in ("triton", "flashinfer"):
+        executor, _ = built(
+            arguments((3, 1, 4), attention_backend=name, dtype="float16", disable_cuda_graph=True)
+        )
+        driver = PlanDriver(executor)
+        requests = [driver.add([5, 6, 7, 8 + i], chunk=3) for i in range(3)]
+        driver.generate(requests, 9, 3)
+        texts.append([request.output for request in requests])
+    assert texts[0] == texts[1]
+    wrappers = package.BatchPrefillWithPagedKVCacheWrapper.made
+    assert len(wrappers) == 2 and wrappers[0].workspace is wrappers[1].workspace, "for trial and server"
+    # The build of its kernels, the trial's largest step, two chunks of each prompt.
+    assert sum(len(w.plans) for w in wrappers) == 2 + 3 * 2
+    [line] = [r.getMessage() for r in caplog.records if r.getMessage().startswith("attention: prefill by Fl")]
+    assert "decode and verification by our own kernels" in line
     with pytest.raises(ExecutorArgsError, match="float64 is for the CPU"):
         load_models(arguments(None, dtype="float64"), torch.device("cuda"))
 

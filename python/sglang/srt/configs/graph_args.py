@@ -10,6 +10,7 @@ from sglang.srt.utils.flags import ServerArgsError
 NO_GRAPHS_ON_CPU: Final = "there are no CUDA graphs on a CPU (--device cpu): leave it out"
 _KERNELS_ELSEWHERE: Final = ("fa3", "fa4", "trtllm_mla", "trtllm_mha", "flashmla", "cutlass_mla")
 _OWN: Final = {"cpu": "torch_native", "cuda": "triton"}
+_PREFILL_BY: Final = "flashinfer"  # on CUDA, where asked for
 
 
 def check_graph_flags(
@@ -45,15 +46,15 @@ def check_graph_flags(
 
 
 def attention_backend(given: str | None, device: str) -> str:
-    """The backend of the device, where that or nothing is asked for."""
+    """The backend of the device, where that or nothing is asked for; on CUDA flashinfer too."""
     own = _OWN[device]
     if given in (None, own):
         return own
-    other = {name: place for place, name in _OWN.items()}.get(str(given))
-    if other is not None:
-        why = f"is for --device {other}"
-    elif given == "flashinfer":
-        why = "is not supported yet"
+    if given == _PREFILL_BY and device == "cuda":
+        return _PREFILL_BY
+    places = {name: place for place, name in _OWN.items()} | {_PREFILL_BY: "cuda"}
+    if given in places:
+        why = f"is for --device {places[given]}"
     else:
         why = "needs a kernel this server does not have" if given in _KERNELS_ELSEWHERE else "is unknown"
     raise ServerArgsError(f"--attention-backend {given} {why}: use {own} on {device}, or leave it out")

@@ -53,9 +53,11 @@ def build_executor(args: ExecutorArgs) -> InProcessExecutor:
 def _build_worker(args: ExecutorArgs) -> tuple[Worker, ExecutorInfo]:
     if args.device == "cuda":
         # Only here: a CPU server needs nothing of sgl_kernel.
+        from sglang.srt.managers.executor_build_attention import check_backend
         from sglang.srt.managers.executor_build_cuda import build_cuda, start_device
 
         device = start_device()
+        check_backend(args)
         chunk = default_chunk(torch.cuda.get_device_properties(device).total_memory)
         models = load_models(args, device)
         worker, graphs = build_cuda(args, models, _simulated(models), chunk)

@@ -20,8 +20,10 @@ import torch
 from sgl_kernel.launch import compile_ahead
 from sgl_kernel.linear.variants import MAX_GEMM_ROWS, ChoiceTable
 from sglang.srt.configs.executor_args import ExecutorArgs
+from sglang.srt.layers.attention.flashinfer_backend import FlashInferAttention
 from sglang.srt.layers.attention.triton_backend import TritonAttention
 from sglang.srt.layers.kernel_linear import KernelChoices
+from sglang.srt.managers.executor_build_attention import check_backend, prefill_planner
 from sglang.srt.managers.executor_build_models import (
     ExecutorArgsError,
     LoadedModels,
@@ -46,6 +48,7 @@ from sglang.srt.models.dense import DenseModel
 from sglang.srt.sampling.kernel_sampler import KernelSampler
 from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 from sglang.srt.speculative.kernel_drafter import KernelDrafter
+from sglang.srt.speculative.kernel_sync import KernelSync
 
 logger = logging.getLogger(__name__)
 
@@ -69,14 +72,13 @@ def build_cuda(
     args: ExecutorArgs, models: LoadedModels, simulated: TokenRewriter | None, chunk: int
 ) -> tuple[Worker, tuple[GraphSet, ...]]:
     """``chunk``: prompt tokens of a step where ``args`` say nothing."""
-    if args.attention_backend != "triton":
-        raise ExecutorArgsError(f"attention backend {args.attention_backend!r} is not one of: triton")
+    check_backend(args)
     plain = None
     if not args.disable_cuda_graph:
         plain = plain_sizes(args.max_running_requests, args.cuda_graph_max_bs, args.cuda_graph_bs)
     config = worker_config(args, models, 1, args.max_running_requests if plain is None else plain[-1])
     sizes = None if plain is None else _graph_sizes(args, config, plain)
-    wiring = _Wiring(models, config, simulated)
+    wiring = _Wiring(args, models, config, simulated)
     _wake_library(models)
     choices = _use_kernels(models, args.kernel_choices_file)
     memory = _measure(wiring, sizes, choices, args.chunked_prefill_size or chunk, args.max_prefill_tokens)
@@ -118,12 +120,19 @@ class _Wired:
 class _Wiring:
     """State and sampler, which no pool's size changes, and the rest for a pool of any size."""
 
-    def __init__(self, models: LoadedModels, config: WorkerConfig, simulated: TokenRewriter | None) -> None:
+    def __init__(
+        self,
+        args: ExecutorArgs,
+        models: LoadedModels,
+        config: WorkerConfig,
+        simulated: TokenRewriter | None,
+    ) -> None:
         self.config = config
         self.state = SlotState(config)
         self.sampler = KernelSampler(config.num_rows, config.vocab_size, config.device)
         num_nodes = config.spec.num_draft_tokens if config.spec else 0
         self.sampler.reserve(max(config.num_slots, config.max_spec_rows * num_nodes))
+        self._planner = prefill_planner(args, models, config, self.state.page_table)
         self._models = models
         self._simulated = simulated
 
@@ -140,7 +149,7 @@ class _Wiring:
         pool = make_pool(target.kv_shape, config)
         backend = self._backend(pool, target.config.num_heads)
         pools: tuple[MHAKVPool, ...] = (pool,)
-        trees = chains = None
+        trees = chains = prompts = None
         if models.drafter is not None and spec is not None:
             backend.reserve(config.max_spec_rows, spec.num_draft_tokens)
             draft_pool = make_pool(models.drafter.kv_shape, config)
@@ -151,8 +160,10 @@ class _Wiring:
                 models.drafter, draft_pool, draft_backend, sampler.states, spec, models.drafter.aux_layers
             )
             chains = KernelDrafter(models.drafter, draft_backend, state, sampler, spec, trees)
+            prompts = KernelSync(trees, models.drafter, draft_backend)
         step = DecodeStep(state, sampler, target, pool, backend, spec, chains, self._simulated)
-        runner = StepRunner(state, sampler, target, pool, backend, trees, self._simulated)
+        attention = backend if self._planner is None else FlashInferAttention(backend, self._planner)
+        runner = StepRunner(state, sampler, target, pool, attention, prompts, self._simulated)
         return _Wired(pools, trees, step, runner)
 
     def _backend(self, pool: MHAKVPool, num_heads: int) -> TritonAttention:

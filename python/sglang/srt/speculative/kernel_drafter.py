@@ -10,7 +10,7 @@ import torch
 
 from sgl_kernel.rope.ops import CachePlaces, RopeTables, TokenRows, rope_cache_write
 from sgl_kernel.speculation.accept import Accepted
-from sgl_kernel.speculation.inputs.ops import Keep, PairWeights, pair_inputs
+from sgl_kernel.speculation.inputs.ops import Keep, pair_inputs
 from sglang.srt.layers.attention.base import Block, DecodeRows
 from sglang.srt.layers.attention.triton_backend import TritonAttention
 from sglang.srt.model_executor.decode_step import Rows
@@ -20,6 +20,7 @@ from sglang.srt.model_executor.step_plan import PAD_SLOT, SpecShape
 from sglang.srt.models.llama_eagle3 import LlamaEagle3
 from sglang.srt.sampling.kernel_sampler import KernelSampler
 from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
+from sglang.srt.speculative.kernel_sync import pair_weights
 
 
 class KernelDrafter:
@@ -41,13 +42,7 @@ class KernelDrafter:
         self._sampler = sampler
         self._spec = spec
         self._trees = trees
-        self._weights = PairWeights(
-            model.embed.weight,
-            model.embed_norm.weight,
-            model.hidden_norm.weight,
-            model.embed_norm.eps,
-            model.hidden_norm.eps,
-        )
+        self._weights = pair_weights(model)
 
     def draft(self, rows: Rows, tokens: torch.Tensor, draft_len: int) -> DraftTree | None:
         if self._spec.topk > 1:

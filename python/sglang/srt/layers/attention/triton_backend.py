@@ -7,13 +7,14 @@ and are used again by every step, so a ``LayerAttention`` of decode rows is good
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from sgl_kernel.attention import (
     AttentionShape,
     DecodePlan,
     DecodeWorkspace,
-    PrefillPlan,
     View,
     decode_attention,
     plan_decode,
@@ -71,8 +72,12 @@ class TritonAttention:
         return self._prefill(rows)
 
     def mixed(self, decode: DecodeRows, prefill: PrefillRows) -> LayerAttention:
+        return self.mixed_with(decode, self._prefill(prefill))
+
+    def mixed_with(self, decode: DecodeRows, prefill: PrefillLayers) -> LayerAttention:
+        """``mixed``, with chunks that are planned already."""
         assert decode.query_len == 1
-        return _MixedLayers(self._decode(decode), self._prefill(prefill), decode.slots.shape[0])
+        return _MixedLayers(self._decode(decode), prefill, decode.slots.shape[0])
 
     def scratch(self, rows: ScratchRows) -> LayerAttention:
         num_rows, num_queries, num_places = rows.scratch_mask.shape
@@ -102,7 +107,7 @@ class TritonAttention:
             self, plan_decode(self._workspace, rows.slots, rows.base_len, self.page_table, view)
         )
 
-    def _prefill(self, rows: PrefillRows) -> _PrefillLayers:
+    def _prefill(self, rows: PrefillRows) -> PrefillLayers:
         plan = plan_prefill(
             self._shape,
             self.page_table,
@@ -111,7 +116,13 @@ class TritonAttention:
             rows.query_lens,
             self.pool.kv.element_size(),
         )
-        return _PrefillLayers(self, plan)
+
+        def attend(
+            q: torch.Tensor, kv: torch.Tensor, scale: torch.Tensor | None, out: torch.Tensor
+        ) -> torch.Tensor:
+            return prefill_attention(q, kv, plan, scale, out)
+
+        return PrefillLayers(self, plan.token_slots, plan.places, attend)
 
     def layer_scale(self, layer: int) -> torch.Tensor | None:
         """[nkv, 2], or None where the pool holds K and V as they are."""
@@ -215,20 +226,34 @@ class _DecodeLayers:
         return decode_attention(q, kv, self._plan, scale, scratch, out)
 
 
-class _PrefillLayers:
-    """Chunks of any lengths by one plan."""
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor], torch.Tensor]
+"""q [T, nq, d], a layer's pool, its scale, out [T, nq, d] -> out. The chunks' K and V are in the pool."""
 
-    def __init__(self, backend: TritonAttention, plan: PrefillPlan) -> None:
+
+class PrefillLayers:
+    """Chunks of any lengths by one plan, whoever attends."""
+
+    def __init__(
+        self,
+        backend: TritonAttention,
+        token_slots: torch.Tensor,  # [T] int64
+        places: torch.Tensor,  # [T] int64: where K and V go
+        attend: Attend,
+    ) -> None:
         self._backend = backend
-        self._plan = plan
+        self._token_slots = token_slots
+        self._places = places
+        self._attend = attend
 
     def turn_and_attend(self, layer: int, product: HeadProduct) -> torch.Tensor:
         return self.turn(layer, product, None)
 
     def turn(self, layer: int, product: HeadProduct, out: torch.Tensor | None) -> torch.Tensor:
         kv, scale = self._backend.pool.layer_kv(layer), self._backend.layer_scale(layer)
-        q = _turn(product, self._plan.token_slots, kv, self._plan.places, scale)
-        return prefill_attention(q, kv, self._plan, scale, out)
+        q = _turn(product, self._token_slots, kv, self._places, scale)
+        if out is None:
+            out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        return self._attend(q, kv, scale, out)
 
     def __call__(
         self, layer: int, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None
@@ -240,14 +265,14 @@ class _PrefillLayers:
     ) -> torch.Tensor:
         assert k is not None and v is not None
         kv, scale = self._backend.pool.layer_kv(layer), self._backend.layer_scale(layer)
-        store_kv(k, v, kv, self._plan.places, scale)
-        return prefill_attention(q, kv, self._plan, scale, out)
+        store_kv(k, v, kv, self._places, scale)
+        return self._attend(q, kv, scale, out)
 
 
 class _MixedLayers:
     """Decode rows of one query first, then prefill chunks; both write into one output."""
 
-    def __init__(self, decode: _DecodeLayers, prefill: _PrefillLayers, num_decode: int) -> None:
+    def __init__(self, decode: _DecodeLayers, prefill: PrefillLayers, num_decode: int) -> None:
         self._decode = decode
         self._prefill = prefill
         self._num_decode = num_decode

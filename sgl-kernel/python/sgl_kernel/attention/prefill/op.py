@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -13,11 +12,10 @@ import torch
 from sgl_kernel._dispatch import DeviceInfo, device_info, use_kernel
 from sgl_kernel.attention.decode.plan import AttentionShape
 from sgl_kernel.attention.decode.reference import attend
+from sgl_kernel.attention.prefill.places import chunk_places, ranges
 from sgl_kernel.launch import Launch, compute_type
 
 TILE_FIELDS = 8
-
-_Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +66,11 @@ def plan_prefill(
     back from the device.
     """
     config = prefill_config((info or device_info(page_table.device)).arch, shape.head_dim, kv_itemsize)
-    rows = np.array([slots, starts, lens], dtype=np.int64).reshape(3, -1)  # [3, R]
-    tiles = _tiles(rows, shape.group, config.block_m)
-    position, token_slots = _ranges(rows[1], rows[2]), np.repeat(rows[0], rows[2])  # [T]
-    page, offset = position // shape.page_size, position % shape.page_size
-    parts = [token_slots, token_slots * page_table.shape[1] + page, offset, tiles.reshape(-1).view(np.int64)]
-    on_device = _upload(parts, page_table.device)
-    places = page_table.reshape(-1)[on_device[1]].to(torch.int64)
-    if shape.page_size > 1:
-        places = places.mul_(shape.page_size).add_(on_device[2])
+    tiles = _tiles(slots, starts, lens, shape.group, config.block_m)
+    found = chunk_places(
+        page_table, slots, starts, lens, shape.page_size, more=tiles.reshape(-1).view(np.int64)
+    )
+    assert found.more is not None
     return PrefillPlan(
         shape=shape,
         config=config,
@@ -84,39 +78,24 @@ def plan_prefill(
         starts=starts,
         lens=lens,
         page_table=page_table,
-        tiles=on_device[3].view(torch.int32).view(-1, TILE_FIELDS),
-        token_slots=on_device[0],
-        places=places,
+        tiles=found.more.view(torch.int32).view(-1, TILE_FIELDS),
+        token_slots=found.token_slots,
+        places=found.places,
     )
 
 
-def _tiles(rows: _Ints, group: int, block_m: int) -> npt.NDArray[np.int32]:
-    """[num_tiles, 8]: see kernels.TILE_FIELDS. rows: [3, R] slots, starts, lens."""
-    slots, starts, lens = rows
-    num_tiles = -(-lens * group // block_m)  # [R]
-    first_row = _ranges(np.zeros_like(lens), num_tiles) * block_m
-    of_rows = np.stack([slots, starts, lens.cumsum() - lens, lens]).repeat(num_tiles, axis=1)
+def _tiles(
+    slots: tuple[int, ...], starts: tuple[int, ...], lens: tuple[int, ...], group: int, block_m: int
+) -> npt.NDArray[np.int32]:
+    """[num_tiles, 8]: see kernels.TILE_FIELDS."""
+    slot, start, length = (np.array(values, dtype=np.int64) for values in (slots, starts, lens))
+    num_tiles = -(-length * group // block_m)  # [R]
+    first_row = ranges(np.zeros_like(length), num_tiles) * block_m
+    of_rows = np.stack([slot, start, length.cumsum() - length, length]).repeat(num_tiles, axis=1)
     tiles = np.zeros((len(first_row), TILE_FIELDS), dtype=np.int32)
     tiles[:, :4], tiles[:, 4] = of_rows.T, first_row
     # Long tiles first, so that no long one is left alone at the end.
     return tiles[np.argsort(-(of_rows[1] * group + first_row), kind="stable")]
-
-
-def _ranges(starts: _Ints, lens: _Ints) -> _Ints:
-    """start, start + 1, … start + len - 1 of each pair, one after the other."""
-    ends = lens.cumsum()
-    return np.repeat(starts - (ends - lens), lens) + np.arange(int(ends[-1]))
-
-
-def _upload(parts: list[_Ints], device: torch.device) -> list[torch.Tensor]:
-    """All in one copy, without waiting for the device; each begins at a multiple of 16 bytes."""
-    begins = list(accumulate((len(part) + len(part) % 2 for part in parts), initial=0))
-    held = torch.empty(begins[-1], dtype=torch.int64, pin_memory=device.type == "cuda")
-    host = held.numpy()
-    for begin, part in zip(begins, parts, strict=False):
-        host[begin : begin + len(part)] = part
-    sent = held.to(device, non_blocking=True)
-    return [sent[begin : begin + len(part)] for begin, part in zip(begins, parts, strict=False)]
 
 
 def prefill_attention(

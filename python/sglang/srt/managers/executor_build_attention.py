@@ -1,0 +1,63 @@
+"""Which attention a CUDA executor is built with, and what FlashInfer needs to be there for it."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from sgl_kernel.attention import AttentionShape
+from sgl_kernel.attention.prefill.flashinfer import FlashInferError, FlashInferPrefill, find_flashinfer
+from sglang.srt.configs.executor_args import ExecutorArgs
+from sglang.srt.managers.executor_build_models import ExecutorArgsError, LoadedModels
+from sglang.srt.model_executor.config import WorkerConfig
+
+logger = logging.getLogger(__name__)
+
+CUDA_BACKENDS = ("triton", "flashinfer")
+
+
+def check_backend(args: ExecutorArgs) -> None:
+    """Before anything is loaded.
+
+    Raises:
+        ExecutorArgsError: there is no such backend, or its package is missing.
+    """
+    name = args.attention_backend
+    if name not in CUDA_BACKENDS:
+        raise ExecutorArgsError(f"attention backend {name!r} is not one of: {', '.join(CUDA_BACKENDS)}")
+    if name == "flashinfer":
+        try:
+            find_flashinfer()
+        except FlashInferError as error:
+            raise ExecutorArgsError(f"--attention-backend flashinfer: {error}") from error
+
+
+def prefill_planner(
+    args: ExecutorArgs, models: LoadedModels, config: WorkerConfig, page_table: torch.Tensor
+) -> FlashInferPrefill | None:
+    """FlashInfer with its kernels made and its workspace allocated, where it is asked for.
+
+    Raises:
+        ExecutorArgsError: it has no kernels for this model, or can't make them.
+    """
+    if args.attention_backend != "flashinfer":
+        return None
+    logger.info(
+        "attention: prefill by FlashInfer %s, which plans with lengths that the host knows exactly; decode"
+        " and verification by our own kernels, which read the lengths on the device",
+        FlashInferPrefill.version(),
+    )
+    if models.dtype not in (torch.bfloat16, torch.float16):
+        raise ExecutorArgsError(
+            f"--attention-backend flashinfer is for bfloat16 and float16, not {models.dtype}: use triton"
+        )
+    logger.info("FlashInfer makes its kernels now, unless they are in its cache: some 20 s on 16 cores")
+    kv = models.target.kv_shape
+    shape = AttentionShape(models.target.config.num_heads, kv.num_kv_heads, kv.head_dim, config.page_size)
+    try:
+        planner = FlashInferPrefill(shape, models.dtype, config.device)
+        planner.build(page_table)
+    except FlashInferError as error:
+        raise ExecutorArgsError(f"--attention-backend flashinfer: {error}") from error
+    return planner
