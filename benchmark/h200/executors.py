@@ -39,6 +39,7 @@ class Wanted:
     dtype: str = "auto"
     dummy: bool = False
     choices: Path | None = None  # of kernels, which a start of the same model has timed already
+    cuda_graphs: bool = True
 
     def flags(self) -> list[str]:
         words: dict[str, Any] = {
@@ -64,6 +65,8 @@ class Wanted:
         flags = [str(word) for pair in words.items() for word in pair]
         if self.device != "cuda":
             return flags
+        if not self.cuda_graphs:
+            return [*flags, "--disable-cuda-graph"]
         if self.choices is not None:
             flags += ["--kernel-choices-file", str(self.choices)]
         if self.graph_sizes:

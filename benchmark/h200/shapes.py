@@ -65,10 +65,10 @@ class Folders:
 def write_shapes(root: Path, tiny: bool) -> Folders:
     """Folders of the 8B shape and of its drafter; ``tiny``: of a model that a CPU runs at once."""
     target, drafter = (TINY_LLAMA, TINY_EAGLE3) if tiny else (LLAMA_8B, EAGLE3_OF_8B)
-    return Folders(_write(root / "target", target), _write(root / "drafter", drafter))
+    return Folders(write_folder(root / "target", target), write_folder(root / "drafter", drafter))
 
 
-def _write(folder: Path, config: dict[str, Any]) -> Path:
+def write_folder(folder: Path, config: dict[str, Any]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     return folder

@@ -34,6 +34,7 @@ class Row:
     prompt: list[int]
     output: list[int] = field(default_factory=list)
     is_admitted: bool = False
+    sampling: SlotSampling = GREEDY  # as of its admission
     steps_ahead: int = 0  # launched, result not known
     most_ahead: int = 0  # tokens these may put out
 
@@ -209,7 +210,7 @@ class OneBatch:
             if row.is_admitted:
                 continue
             row.is_admitted = True
-            admissions.append(SlotAdmission(row.slot, len(row.prompt), start, GREEDY))
+            admissions.append(SlotAdmission(row.slot, len(row.prompt), start, row.sampling))
             writes.append(PageWrite(row.slot, 0, self._pages_of(row)))
         return StepPlan(
             self._next_id(),
