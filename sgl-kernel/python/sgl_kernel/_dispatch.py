@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 
+@functools.cache  # asked at every launch, and a process is in one mode for good
 def interpreting() -> bool:
     """True in a process in which Triton's interpreter runs kernels on CPU tensors."""
     return os.environ.get("TRITON_INTERPRET") == "1"

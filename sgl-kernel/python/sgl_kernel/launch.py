@@ -16,6 +16,7 @@ from typing import Any, Final
 import torch
 
 from sgl_kernel._dispatch import interpreting
+from sgl_kernel.direct import direct_launches
 
 _COMPILING_AHEAD: Final[ContextVar[bool]] = ContextVar("compiling_ahead", default=False)
 
@@ -64,8 +65,16 @@ class Launch:
     def run(self) -> None:
         if _COMPILING_AHEAD.get():
             self.kernel.warmup(*self.args, grid=self.grid, **self.constants, **self.options)
+            return
+        direct = direct_launches(self.kernel)
+        if direct is not None:
+            direct.run(self)
         else:
-            self.kernel[self.grid](*self.args, **self.constants, **self.options)
+            self.by_triton()
+
+    def by_triton(self) -> Any:
+        """Launch as Triton does it, compiling where that has not happened; returns what was compiled."""
+        return self.kernel[self.grid](*self.args, **self.constants, **self.options)
 
 
 def next_power_of_2(n: int) -> int:
