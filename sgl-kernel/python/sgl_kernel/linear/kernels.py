@@ -210,6 +210,25 @@ def _multiply(acc, weights, v, CT: tl.constexpr):
 
 
 @triton.jit
+def _finish_tile(
+    acc, acc_up, squares, row, column, inside, eps, bias, residual, out, aux,
+    residual_stride, out_stride, aux_stride,
+    K: tl.constexpr, INPUT: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
+    AUX: tl.constexpr,
+):  # fmt: skip
+    """A norm's factor, the activation, and what ``_finish`` adds; acc: [BLOCK_M, BLOCK_N]."""
+    if INPUT == 1:
+        scale = tl.rsqrt(squares / K + eps)[:, None]
+        acc, acc_up = acc * scale, acc_up * scale
+    if GATED:
+        acc = _silu_mul(acc, acc_up)
+    _finish(
+        acc, row[:, None], column[None, :], inside, bias, residual, out, aux,
+        residual_stride, out_stride, aux_stride, BIAS, RESIDUAL, AUX,
+    )  # fmt: skip
+
+
+@triton.jit
 def small_gemm_kernel(
     x,  # [M, K], or [M, 2 * K] gate and up if INPUT == 2
     w,  # [N, K], or [2 * N, K] gate and up if GATED
@@ -283,12 +302,7 @@ def small_gemm_kernel(
             SPLIT, INPUT, GATED,
         )  # fmt: skip
     if complete:
-        if INPUT == 1:
-            scale = tl.rsqrt(squares / K + eps)[:, None]
-            acc, acc_up = acc * scale, acc_up * scale
-        if GATED:
-            acc = _silu_mul(acc, acc_up)
-        _finish(
-            acc, row[:, None], column[None, :], inside, bias, residual, out, aux,
-            residual_stride, out_stride, aux_stride, BIAS, RESIDUAL, AUX,
+        _finish_tile(
+            acc, acc_up, squares, row, column, inside, eps, bias, residual, out, aux,
+            residual_stride, out_stride, aux_stride, K, INPUT, GATED, BIAS, RESIDUAL, AUX,
         )  # fmt: skip
