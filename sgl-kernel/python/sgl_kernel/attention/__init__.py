@@ -2,6 +2,7 @@
 
 from sgl_kernel.attention.decode.op import decode_attention
 from sgl_kernel.attention.decode.plan import AttentionShape, DecodePlan, DecodeWorkspace, View, plan_decode
+from sgl_kernel.attention.decode.turn import Turn, can_turn
 from sgl_kernel.attention.prefill.op import PrefillPlan, plan_prefill, prefill_attention
 from sgl_kernel.attention.store.op import store_kv
 
@@ -10,7 +11,9 @@ __all__ = [
     "DecodePlan",
     "DecodeWorkspace",
     "PrefillPlan",
+    "Turn",
     "View",
+    "can_turn",
     "decode_attention",
     "plan_decode",
     "plan_prefill",

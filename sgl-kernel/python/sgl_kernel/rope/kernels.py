@@ -26,9 +26,13 @@ def _normed(low, high, weight, half, valid, eps, D: tl.constexpr, DT: tl.constex
 
 @triton.jit
 def _turned(low, high, tables, DT: tl.constexpr):
-    """Rounded to the type of the product that q and k come from."""
+    """Rounded to the type of the product that q and k come from.
+
+    Which product is rounded by itself is said, not left to the compiler: decode attention turns its rows
+    in another layout (``attention.decode.turning.kernels``), and both give the same bits.
+    """
     c, s = tables
-    return (low * c - high * s).to(DT), (high * c + low * s).to(DT)
+    return tl.fma(low, c, -(high * s)).to(DT), tl.fma(high, c, low * s).to(DT)
 
 
 @triton.jit

@@ -6,9 +6,9 @@ Rows of a tile are (query, head of the group) pairs of one KV head: row m is que
 import triton
 import triton.language as tl
 
-from sgl_kernel.attention.decode.merge_kernels import merge_levels
-from sgl_kernel.attention.decode.plan_kernels import ITEM_FIELDS
-from sgl_kernel.attention.decode.turn_kernels import turn_rows
+from sgl_kernel.attention.decode.merging.kernels import merge_levels
+from sgl_kernel.attention.decode.planning.kernels import ITEM_FIELDS
+from sgl_kernel.attention.decode.turning.kernels import turn_rows
 from sgl_kernel.common.kernels import begin_dependent
 
 
@@ -89,12 +89,12 @@ def _attend_chunk(
 @triton.jit
 def decode_kernel(
     q, out, kv, items, base_lens, bits, page_table, kv_scale, partial, sums, counters,
-    cos, sin, positions, q_weight, k_weight, eps,
+    cos, sin, positions, places, q_weight, k_weight, eps,
     scale, q_stride, table_stride, num_partials, scratch_offset: tl.int64, scratch_cap,
     Q: tl.constexpr, G: tl.constexpr, NKV: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
     EXTRA: tl.constexpr, CAUSAL: tl.constexpr, WORDS: tl.constexpr, SCRATCH: tl.constexpr,
     SCALED: tl.constexpr, TURN: tl.constexpr, NORM: tl.constexpr, FP8: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr, BD: tl.constexpr, STAGES: tl.constexpr, FAN_IN: tl.constexpr,
+    BN: tl.constexpr, BD: tl.constexpr, Q_BLOCK: tl.constexpr, STAGES: tl.constexpr, FAN_IN: tl.constexpr,
     AT_ONCE: tl.constexpr, CT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (i, b) attends tile rows b * BM … of item i. The last one of a row and head merges.
@@ -132,10 +132,10 @@ def decode_kernel(
     if WORDS > 1:
         high = tl.load(bits + token * WORDS + 1, mask=m < M, other=0)
     if TURN:
-        new = (kv, kv_scale, pages, begin, end, base)
+        cache = (kv, kv_scale, begin, end, base)
         queries = turn_rows(
-            q, q_rows, q_stride, positions, cos, sin, q_weight, k_weight, eps, new, row, head, slot, m < M,
-            token, d, Q, NKV * G, NKV, D, PAGE, EXTRA > 0, NORM, SCALED, FP8,
+            q, q_rows, q_stride, positions, places, cos, sin, q_weight, k_weight, eps, cache, row, head, slot,
+            m < M, token, d, Q, Q_BLOCK, NKV * G, NKV, D, EXTRA > 0, NORM, SCALED, FP8,
         ).to(CT)  # fmt: skip
     else:
         queries = tl.load(q_rows + d[None, :], mask=inside, other=0.0).to(CT)

@@ -66,7 +66,7 @@ class DecodePlan:
     slots: torch.Tensor  # [R] int64
     base_lens: torch.Tensor  # [R] int64
     page_table: torch.Tensor  # [slots, max_pages] int32
-    items: torch.Tensor  # [num_items, 8] int32: see plan_kernels.py; row -1: nothing to do
+    items: torch.Tensor  # [num_items, 8] int32: see planning/kernels.py; row -1: nothing to do
     places: torch.Tensor  # [R * Q] int64: where this step's K and V go (in pool, or in scratch)
     bits: torch.Tensor  # [R * Q, words] int64: the mask, place s at bit s % 64 of word s // 64
     partial: torch.Tensor  # float32, [num_partials, Q * group, d] in use
@@ -74,6 +74,11 @@ class DecodePlan:
     counters: torch.Tensor  # int32, zero between launches
     scratch_cap: int  # places of scratch a row
     pdl: bool
+
+    @property
+    def num_tiles(self) -> int:
+        """Of (query, head) pairs of a row and KV head."""
+        return -(-self.view.query_len * self.shape.group // self.config.block_m)
 
 
 class DecodeWorkspace:
@@ -204,7 +209,7 @@ def plan_decode(
 
 
 def plan_launch(plan: DecodePlan) -> Launch:
-    from sgl_kernel.attention.decode.plan_kernels import plan_kernel
+    from sgl_kernel.attention.decode.planning.kernels import plan_kernel
 
     view, num_rows = plan.view, plan.slots.shape[0]
     mask = plan.bits if view.mask is None else view.mask.contiguous().view(torch.uint8)

@@ -3,15 +3,7 @@
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def _arrive(counter, expected):
-    """True for the program that comes last; it finds the counter's partners' stores done."""
-    tl.debug_barrier()  # all threads of this program have stored before one of them says so
-    last = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == expected - 1
-    if last:
-        tl.store(counter, 0)  # for the next layer
-    return last
+from sgl_kernel.common.kernels import arrive
 
 
 @triton.jit
@@ -73,7 +65,7 @@ def merge_levels(
             # Starts of groups on level l are multiples of FAN_IN ** (l + 1) from ``first`` on, l is below
             # FAN_IN, and a group of two or more reaches beyond start + l: so no two groups, of this row
             # and head or another, share a counter.
-            last = _arrive(counters + start + level, size)
+            last = arrive(counters + start + level, size)
             if last:
                 acc, top, norm = _merge(partial, sums, start, step, size, m, d, M, D, AT_ONCE)
         index = group
