@@ -39,7 +39,8 @@ class DirectLaunches:
         self._names = kernel.arg_names
         self._driver = driver
         self._hooks = hooks
-        self._compiled: dict[tuple[Any, ...], Any] = {}
+        # A compiled kernel's launcher, its function, its data, and the constants as the kernel names them.
+        self._compiled: dict[tuple[Any, ...], tuple[Any, Any, Any, list[Any]]] = {}
 
     def run(self, launch: Launch) -> None:
         device = self._driver.get_current_device()
@@ -53,19 +54,21 @@ class DirectLaunches:
             *launch.constants.items(),
             *map(_kind, launch.args),
         )
-        compiled = self._compiled.get(key)
-        if compiled is None or self._hooks.launch_enter_hook.calls or self._hooks.launch_exit_hook.calls:
-            self._compiled[key] = launch.by_triton()
+        found = self._compiled.get(key)
+        if found is None or self._hooks.launch_enter_hook.calls or self._hooks.launch_exit_hook.calls:
+            compiled = launch.by_triton()
+            constants = [launch.constants.get(name) for name in self._names[len(launch.args) :]]
+            self._compiled[key] = compiled.run, compiled.function, compiled.packed_metadata, constants
             return
+        run, function, data, constants = found
         grid = launch.grid
-        constants = [launch.constants.get(name) for name in self._names[len(launch.args) :]]
-        compiled.run(
+        run(
             grid[0],
             grid[1] if len(grid) > 1 else 1,
             grid[2] if len(grid) > 2 else 1,
             self._driver.get_current_stream(device),
-            compiled.function,
-            compiled.packed_metadata,
+            function,
+            data,
             None,  # for hooks, of which there are none
             None,
             None,
@@ -76,13 +79,13 @@ class DirectLaunches:
 
 def _kind(arg: Any) -> Any:
     """What Triton compiles a kernel for, of an argument; it may tell apart more, but not less."""
+    if isinstance(arg, torch.Tensor):  # most are
+        return arg.dtype if arg.data_ptr() % 16 == 0 else (arg.dtype,)
     kind = type(arg)
     if kind is int:
         if arg == 1:
             return 1
         is_wide = not -(2**31) <= arg < 2**31
         return is_wide, arg % 16 == 0
-    if kind is float or kind is bool or arg is None:
-        return kind
-    assert isinstance(arg, torch.Tensor), f"an argument of type {kind}"
-    return arg.dtype if arg.data_ptr() % 16 == 0 else (arg.dtype,)
+    assert kind is float or kind is bool or arg is None, f"an argument of type {kind}"
+    return kind
