@@ -156,7 +156,10 @@ def _scratch(pair: Pair, width: int, levels: int) -> None:
 @settings(max_examples=40, deadline=None)
 @given(worlds, st.sampled_from(list(Block)), st.integers(1, 6), st.booleans(), st.integers(0, 1))
 def test_products(world: tuple, block: Block, num: int, normed: bool, padding: int) -> None:  # type: ignore[type-arg]
-    pair = Pair(*world)
+    _products(Pair(*world), block, num, normed, padding)
+
+
+def _products(pair: Pair, block: Block, num: int, normed: bool, padding: int) -> None:
     slots = torch.cat((pair.slots(), torch.zeros(padding, dtype=torch.int64)))
     lens = pair.lens[slots]
     mask = tree_mask(len(slots), num, num, pair.generator) if block is Block.TREE else None
@@ -200,6 +203,11 @@ def test_places_agree() -> None:
 
 
 def body_kernels() -> None:
+    for seed, (block, num) in enumerate(
+        ((Block.CAUSAL, 3), (Block.TREE, 4), (Block.NONE, 2), (Block.TREE, 12))
+    ):
+        # One tile turns in attention's own launch, 12 queries of 3 heads in one ahead of it.
+        _products(Pair(seed, (1, 16)[seed % 2], [33, 5, 21], torch.float32), block, num, seed < 2, 1)
     for seed, page_size in ((0, 1), (1, 16)):
         pair = Pair(seed, page_size, [33, 5, 21], torch.float32)
         _decode(pair, Block.CAUSAL, 3, padding=1)

@@ -15,7 +15,9 @@ from sgl_kernel.attention import (
     AttentionShape,
     DecodePlan,
     DecodeWorkspace,
+    Turn,
     View,
+    can_turn,
     decode_attention,
     plan_decode,
     plan_prefill,
@@ -28,7 +30,7 @@ from sglang.srt.layers.attention.heads import HeadProduct, Positions
 from sglang.srt.mem_cache.kv_pool import MHAKVPool
 
 MAX_PDL_TOKENS = 32
-"""Up to so many tokens a rotary launch overlaps with the product ahead of it."""
+"""Up to so many tokens the launch behind a product, which turns q and k, overlaps with it."""
 
 
 class TritonAttention:
@@ -158,11 +160,7 @@ def _turn(
 
     slots: [T], which rows are padding and write nothing.
     """
-    norms, qkv, num_heads = None, product.qkv, product.num_heads
-    if product.norm is not None:
-        weight = product.norm.weight
-        norms = HeadNorms(weight[0], weight[num_heads], product.norm.eps)
-    rope = product.positions.rope
+    qkv, num_heads, rope = product.qkv, product.num_heads, product.positions.rope
     rope_cache_write(
         qkv,
         num_heads,
@@ -170,10 +168,17 @@ def _turn(
         RopeTables(rope.cos, rope.sin),
         TokenRows(slots, product.positions.of_tokens),
         cache=CachePlaces(kv, places=places, kv_scale=scale),
-        norms=norms,
+        norms=_norms(product),
         pdl=qkv.shape[0] <= MAX_PDL_TOKENS,
     )
     return qkv[:, : num_heads * product.head_dim].view(qkv.shape[0], num_heads, product.head_dim)
+
+
+def _norms(product: HeadProduct) -> HeadNorms | None:
+    if product.norm is None:
+        return None
+    weight = product.norm.weight
+    return HeadNorms(weight[0], weight[product.num_heads], product.norm.eps)
 
 
 def _part(product: HeadProduct, positions: Positions, rows: slice) -> HeadProduct:
@@ -187,12 +192,11 @@ class _DecodeLayers:
     def __init__(self, backend: TritonAttention, plan: DecodePlan) -> None:
         self._backend = backend
         self._plan = plan
-        queries = plan.view.query_len
-        # [T] int64
-        self._slots = plan.slots
-        if queries > 1:
-            num_tokens = queries * plan.slots.shape[0]
-            self._slots = plan.slots.repeat_interleave(queries, output_size=num_tokens)
+        # None: the attention's own launch turns and writes. Else [T] int64, which rows are padding.
+        self._slots: torch.Tensor | None = None
+        if not can_turn(plan):
+            queries, slots = plan.view.query_len, plan.slots
+            self._slots = slots.repeat_interleave(queries, output_size=queries * slots.shape[0])
 
     def turn_and_attend(self, layer: int, product: HeadProduct) -> torch.Tensor:
         return self.turn(layer, product, None)
@@ -201,6 +205,12 @@ class _DecodeLayers:
         backend, view = self._backend, self._plan.view
         assert view.writes == (product.num_kv_heads > 0), "Block.NONE writes nothing, the others do"
         kv, scale = backend.pool.layer_kv(layer), backend.layer_scale(layer)
+        if self._slots is None:
+            qkv, positions = product.qkv, product.positions
+            tables = RopeTables(positions.rope.cos, positions.rope.sin)
+            pdl = qkv.shape[0] <= MAX_PDL_TOKENS
+            turn = Turn(qkv, tables, positions.of_tokens, _norms(product), pdl)
+            return decode_attention(None, kv, self._plan, scale, out=out, turn=turn)
         scratch = backend.layer_scratch(layer) if view.scratch else None
         target = kv if scratch is None else scratch.flatten(0, 1)
         q = _turn(product, self._slots, target, self._plan.places, scale)

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from sgl_kernel.attention.decode.plan import DecodePlan
 
 
+MAX_ROWS = 32
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
     """A layer's product of T = R * Q tokens before norms and rope, and what turns it."""
@@ -27,9 +30,10 @@ class Turn:
 def can_turn(plan: DecodePlan) -> bool:
     """Whether ``decode_attention`` takes a ``Turn``: by shapes alone, so that a graph stays good.
 
-    With several tiles one would read K and V that another has yet to write; scratch places are elsewhere.
+    With several tiles one would read K and V that another has yet to write; scratch places are elsewhere;
+    and beside a tile of 64 rows turning finds no registers (it spills 56 to 288 bytes on sm_90).
     """
-    return plan.num_tiles == 1 and not plan.view.scratch
+    return plan.num_tiles == 1 and plan.config.block_m <= MAX_ROWS and not plan.view.scratch
 
 
 def turned_ref(turn: Turn, kv: torch.Tensor, plan: DecodePlan, kv_scale: torch.Tensor | None) -> torch.Tensor:
