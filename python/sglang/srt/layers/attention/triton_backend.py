@@ -292,7 +292,8 @@ class _MixedLayers:
         n, qkv = self._num_decode, product.qkv
         if self._positions is None:
             rope, of_tokens = product.positions.rope, product.positions.of_tokens
-            self._positions = Positions(rope, of_tokens[:n]), Positions(rope, of_tokens[n:])
+            # A copy begins at a multiple of 16 bytes whatever n is: the kernels are compiled for that.
+            self._positions = Positions(rope, of_tokens[:n]), Positions(rope, of_tokens[n:].clone())
         out = qkv.new_empty(qkv.shape[0], product.num_heads, product.head_dim)
         self._decode.turn(layer, _part(product, self._positions[0], slice(None, n)), out[:n])
         self._prefill.turn(layer, _part(product, self._positions[1], slice(n, None)), out[n:])
