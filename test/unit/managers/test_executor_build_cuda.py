@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from helpers.fake_flashinfer import fake_flashinfer
-from helpers.plan_driver import PlanDriver
+from helpers.plan_driver import DrivenRequest, PlanDriver
 from helpers.replaying_capture import ReplayingCapture
 from helpers.tiny_executor import draft_folder, target_folder, tiny_executor
 
@@ -112,6 +112,26 @@ def test_what_is_built_puts_out_what_a_cpu_does(
         texts.append([request.output[:14] for request in requests])
     assert texts[0] == texts[1]
     assert executor.worker._decode_steps is not None and executor.worker._decode_steps._graphs is not None
+
+
+def test_prompts_leave_the_draft_cache_that_a_cpu_leaves() -> None:
+    pools, features = [], []
+    on_cpu = tiny_executor((3, 1, 4), dtype="float32", page_size=4, context_length=200)
+    for one in (built(arguments((3, 1, 4)))[0], on_cpu):
+        driver = PlanDriver(one)
+        first = driver.add([5, 6, 7, 8, 9, 10, 11], chunk=3)
+        second = DrivenRequest(driver.free_slots.pop(), [3, 1, 4, 1, 5])
+        driver.run(driver.plan([first], prefill=[(second, 0, 5)]), [first, second])
+        pool = one.worker.pools[1]
+        paged = pool.kv.view(-1, 4, *pool.kv.shape[2:])
+        for request in (first, second):
+            assert request.seq_len == (8 if request is first else 5)
+            pools.append(paged[torch.tensor(request.pages)].flatten(0, 1)[: request.seq_len])
+        features.append(one.worker.state.draft_feature[[first.slot, second.slot]])
+    for ours, cpus in zip(pools[:2], pools[2:], strict=True):
+        assert ours.isfinite().all()
+        torch.testing.assert_close(ours, cpus, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(*features, rtol=1e-4, atol=1e-5)
 
 
 def test_sizes_and_rows_that_speculate_follow_the_arguments() -> None:
