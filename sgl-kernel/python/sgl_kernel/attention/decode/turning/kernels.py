@@ -55,23 +55,6 @@ def _store_cached(target, value, inside, FP8: tl.constexpr):
 
 
 @triton.jit
-def store_new(
-    target, key, value, key_scale, value_scale, inside, D: tl.constexpr, SCALED: tl.constexpr,
-    FP8: tl.constexpr,
-):  # fmt: skip
-    """key, value: [ROWS, BD] to pool rows at target [ROWS, 1], as ``attention.store`` does: a head whose
-    value is not finite gets a value of 0 and a key of NaN.
-    """
-    key, value = key.to(tl.float32), value.to(tl.float32)
-    if SCALED:
-        key, value = key / key_scale, value / value_scale
-    finite = (value - value) == 0.0
-    broken = (tl.min(finite.to(tl.int32), 1) == 0)[:, None]
-    _store_cached(target, tl.where(broken, float("nan"), key), inside, FP8)
-    _store_cached(target + D, tl.where(broken, 0.0, value), inside, FP8)
-
-
-@triton.jit
 def _load_new(
     qkv, positions, places, k_weight, row, head, slot, q_stride, d, Q: tl.constexpr, Q_BLOCK: tl.constexpr,
     HEADS: tl.constexpr, NKV: tl.constexpr, D: tl.constexpr, NORM: tl.constexpr,
@@ -102,14 +85,19 @@ def _write_new(
     there = (n >= begin) & (n < end)
     inside = there[:, None] & (d < D)[None, :]
     angles = load_angles(cos, sin, position, inside, d, D)
-    key = turned(pairs, angles, weights, eps, D, NORM, DT)
-    key_scale = 1.0
-    value_scale = 1.0
+    value = value.to(tl.float32)
     if SCALED:
-        key_scale = tl.load(kv_scale + head * 2)
-        value_scale = tl.load(kv_scale + head * 2 + 1)
+        value /= tl.load(kv_scale + head * 2 + 1)
+    # As ``attention.store`` does: a head whose value is not finite gets a value of 0 and a key of NaN.
+    # Found out while the angles are on their way: it takes barriers.
+    finite = (value - value) == 0.0
+    broken = (tl.min(finite.to(tl.int32), 1) == 0)[:, None]
+    key = turned(pairs, angles, weights, eps, D, NORM, DT).to(tl.float32)
+    if SCALED:
+        key /= tl.load(kv_scale + head * 2)
     target = kv + place[:, None] * (NKV * 2 * D) + head * 2 * D + d[None, :]
-    store_new(target, key, value, key_scale, value_scale, inside, D, SCALED, FP8)
+    _store_cached(target, tl.where(broken, float("nan"), key), inside, FP8)
+    _store_cached(target + D, tl.where(broken, 0.0, value), inside, FP8)
 
 
 @triton.jit
