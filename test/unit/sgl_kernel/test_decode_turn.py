@@ -220,6 +220,7 @@ def test_only_one_tile_turns() -> None:
 
     assert all(turns(View(n, n, causal=True)) for n in (1, 4, 8))
     assert turns(View(1)) and not turns(View(64, 64, causal=True))
+    assert not turns(View(16, 16, causal=True)), "one tile, of 64 rows"
     scratch = View(4, 8, mask=meta(2, 4, 8, dtype=torch.bool), scratch=True, write_start=4)
     assert not turns(scratch, cap=8)
 
@@ -231,12 +232,17 @@ def meta(*size: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.empty(size, dtype=dtype, device="meta")
 
 
-def launch_of(shape: AttentionShape, view: View, norms: bool, info: DeviceInfo) -> tuple[Launch, DecodePlan]:
-    rows = 16
-    workspace = DecodeWorkspace(shape, torch.device("meta"), 2, info)
-    slots, table = meta(rows, dtype=torch.int64), meta(rows + 1, 8192, dtype=torch.int32)
-    plan = workspace.plan(slots, slots, table, view, 0)
-    d, num_tokens = shape.head_dim, rows * view.query_len
+def launch_plan(shape: AttentionShape, view: View, info: DeviceInfo, itemsize: int = 2) -> DecodePlan:
+    workspace = DecodeWorkspace(shape, torch.device("meta"), itemsize, info)
+    slots, table = meta(16, dtype=torch.int64), meta(17, 8192, dtype=torch.int32)
+    return workspace.plan(slots, slots, table, view, 0)
+
+
+def launch_of(
+    shape: AttentionShape, view: View, norms: bool, info: DeviceInfo, kv_dtype: torch.dtype = torch.bfloat16
+) -> tuple[Launch, DecodePlan]:
+    plan = launch_plan(shape, view, info, kv_dtype.itemsize)
+    d, num_tokens = shape.head_dim, 16 * view.query_len
     heads = shape.num_heads + (2 * shape.num_kv_heads if view.writes else 0)
     angles = RopeTables(meta(9000, d, dtype=torch.float32), meta(9000, d, dtype=torch.float32))
     turn = Turn(
@@ -246,8 +252,9 @@ def launch_of(shape: AttentionShape, view: View, norms: bool, info: DeviceInfo) 
         HeadNorms(meta(d), meta(d), 1e-6) if norms else None,
         pdl=True,
     )
-    kv, out = meta(100_000, shape.num_kv_heads, 2, d), meta(num_tokens, shape.num_heads, d)
-    return decode_launch(None, kv, out, plan, None, None, turn), plan
+    kv, out = meta(100_000, shape.num_kv_heads, 2, d, dtype=kv_dtype), meta(num_tokens, shape.num_heads, d)
+    scale = meta(shape.num_kv_heads, 2, dtype=torch.float32) if kv_dtype.itemsize == 1 else None
+    return decode_launch(None, kv, out, plan, scale, None, turn), plan
 
 
 def views(query_len: int) -> list[View]:
@@ -255,6 +262,14 @@ def views(query_len: int) -> list[View]:
     if query_len == 1:
         return [causal, View(1)]
     return [causal, View(query_len, query_len, mask=meta(16, query_len, query_len, dtype=torch.bool))]
+
+
+def test_other_heads_and_caches_fit() -> None:
+    causal = View(4, 4, causal=True)
+    for shape, norms in ((AttentionShape(32, 8, 96, 16), False), (AttentionShape(32, 8, 80, 64), True)):
+        check(launch_of(shape, causal, norms, H200)[0])
+    check(launch_of(LLAMA_8B, causal, True, H200, torch.float8_e4m3fn)[0])
+    assert not can_turn(launch_plan(AttentionShape(8, 1, 256, 1), causal, H200))
 
 
 @pytest.mark.parametrize("info", [H200, RTX_PRO_6000], ids=lambda info: f"sm_{info.arch}")

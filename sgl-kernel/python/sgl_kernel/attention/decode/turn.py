@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from sgl_kernel.attention.decode.plan import DecodePlan
 
 
-MAX_ROWS = 32
+MAX_ROWS = 32  # of a tile
+MAX_HEAD_DIM = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +32,10 @@ def can_turn(plan: DecodePlan) -> bool:
     """Whether ``decode_attention`` takes a ``Turn``: by shapes alone, so that a graph stays good.
 
     With several tiles one would read K and V that another has yet to write; scratch places are elsewhere;
-    and beside a tile of 64 rows turning finds no registers (it spills 56 to 288 bytes on sm_90).
+    and in 128 registers turning 64 rows, or norms of heads of 256, spill 56 to 288 bytes.
     """
-    return plan.num_tiles == 1 and plan.config.block_m <= MAX_ROWS and not plan.view.scratch
+    fits = plan.config.block_m <= MAX_ROWS and plan.shape.head_dim <= MAX_HEAD_DIM
+    return fits and plan.num_tiles == 1 and not plan.view.scratch
 
 
 def turned_ref(turn: Turn, kv: torch.Tensor, plan: DecodePlan, kv_scale: torch.Tensor | None) -> torch.Tensor:
