@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from sgl_kernel.launch import compile_ahead
-from sgl_kernel.linear.variants import MAX_GEMM_ROWS, ChoiceTable
+from sgl_kernel.linear.variants import MAX_GEMM_ROWS, ROW_CLASSES, ChoiceTable
 from sglang.srt.configs.executor_args import ExecutorArgs
 from sglang.srt.layers.attention.flashinfer_backend import FlashInferAttention
 from sglang.srt.layers.attention.triton_backend import TritonAttention
@@ -36,7 +36,7 @@ from sglang.srt.model_executor.accept import TokenRewriter
 from sglang.srt.model_executor.config import WorkerConfig
 from sglang.srt.model_executor.decode_step import DecodeStep
 from sglang.srt.model_executor.dry_run import largest_prefill, prefill_tokens
-from sglang.srt.model_executor.graph_sizes import GraphSizes, plain_sizes, spec_sizes
+from sglang.srt.model_executor.graph_sizes import GraphKey, GraphSizes, plain_sizes, spec_sizes
 from sglang.srt.model_executor.memory import BYTES_A_GRAPH, DeviceMemory
 from sglang.srt.model_executor.slot_state import SlotState
 from sglang.srt.model_executor.step import StepRunner
@@ -206,11 +206,15 @@ def _tune(wiring: _Wiring, sizes: GraphSizes, choices: KernelChoices) -> None:
     """Small steps first, over the target's first layers: the others are the same, and it takes a fifth."""
     short = wiring.wire(wiring.config, wiring.first_layers(TUNED_LAYERS)).step
     slots = torch.full((MAX_GEMM_ROWS,), PAD_SLOT, dtype=torch.int64, device=wiring.config.device)
-    steps = [
-        partial(short.run, slots[: key.rows], key.draft_len)
-        for key in reversed(sizes.capture_order(wiring.config.spec))
-        if key.rows <= MAX_GEMM_ROWS
-    ]
+    spec = wiring.config.spec
+
+    def tells(key: GraphKey) -> bool:
+        """Whether its products have as many rows as a class of them; the other keys' need no timing."""
+        num_tokens = key.rows * (spec.num_nodes(key.draft_len) if spec else 1)
+        return key.rows <= MAX_GEMM_ROWS and not {key.rows, num_tokens}.isdisjoint(ROW_CLASSES)
+
+    keys = [key for key in reversed(sizes.capture_order(spec)) if tells(key)]
+    steps = [partial(short.run, slots[: key.rows], key.draft_len) for key in keys]
     report = tune_linears(choices, steps)
     logger.info(
         "products of few rows: %d; %d variants timed, %d steps, in %.1f s",

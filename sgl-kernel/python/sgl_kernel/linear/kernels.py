@@ -228,7 +228,7 @@ def _finish_tile(
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])  # one compilation serves every number of rows
 def small_gemm_kernel(
     x,  # [M, K], or [M, 2 * K] gate and up if INPUT == 2
     w,  # [N, K], or [2 * N, K] gate and up if GATED

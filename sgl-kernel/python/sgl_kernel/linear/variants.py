@@ -16,7 +16,8 @@ from sgl_kernel.launch import next_power_of_2
 
 MAX_GEMV_ROWS = 1  # with 4 rows it is 1.5 to 2 times slower than tensor cores
 MAX_GEMM_ROWS = 32
-MAX_GEMM_CANDIDATES = 6  # worth timing: each is compiled for up to 16 and for up to 32 rows
+MAX_GEMM_CANDIDATES = 4  # worth timing: each is compiled for up to 16 and for up to 32 rows
+ROW_CLASSES = (1, 4, 16, 32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +57,13 @@ class Problem:
     gated: bool = False  # the weights are gate and up, 2 * n rows of them
 
     @property
+    def row_class(self) -> int:
+        """Rows up to which the same variants are fast: 1, 4, 16 or 32, and beyond them none of ours."""
+        return next((most for most in ROW_CLASSES if self.rows <= most), self.rows)
+
+    @property
     def key(self) -> str:
-        return f"{self.n}x{self.k}{'-gated' if self.gated else ''}-rows{self.rows}"
+        return f"{self.n}x{self.k}{'-gated' if self.gated else ''}-rows{self.row_class}"
 
 
 def candidates(problem: Problem, arch: int, num_sms: int) -> list[Variant]:
@@ -102,10 +108,9 @@ def _gemms(problem: Problem, arch: int, num_sms: int) -> list[Variant]:
         if problem.k % block_k or held > 128 or _shared(problem, block_n, block_k, stages) > limit:
             continue
         split = _split(problem, block_n, block_k, num_sms)
-        found += [
-            Variant("gemm", block_n, block_k, s, stages, num_warps, 2)
-            for s in sorted({1, split}, reverse=True)
-        ]
+        # Without sharing the depth, the deepest tile alone was ever faster on an H200.
+        splits = sorted({1, split}, reverse=True) if block_k == 256 else [split]
+        found += [Variant("gemm", block_n, block_k, s, stages, num_warps, 2) for s in splits]
     return found[:MAX_GEMM_CANDIDATES]
 
 
