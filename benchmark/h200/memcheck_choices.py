@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import product
+from itertools import count, product
 from pathlib import Path
-from zlib import crc32
 
 import torch
 
 from sgl_kernel._dispatch import DeviceInfo, device_info
-from sgl_kernel.linear.variants import MAX_GEMM_ROWS, TORCH, ChoiceTable, Problem, candidates
+from sgl_kernel.linear.variants import ROW_CLASSES, TORCH, ChoiceTable, Problem, candidates
 
 
 def write_choices(file: Path, widths: Iterable[int]) -> None:
@@ -24,9 +23,10 @@ def chosen_for(widths: Iterable[int], info: DeviceInfo) -> dict[str, str]:
     """For every product that could occur: more than do, so that a start finds nothing to time."""
     chosen = {}
     sides = sorted(widths)
-    shapes = product(sides, sides, range(1, MAX_GEMM_ROWS + 1), (False, True))
+    turns = {(rows, gated): count() for rows in ROW_CLASSES for gated in (False, True)}  # each in turn
+    shapes = product(sides, sides, ROW_CLASSES, (False, True))
     for n, k, rows, gated in shapes:
         problem = Problem(n, k, rows, gated)
         own = [v for v in candidates(problem, info.arch, info.num_sms) if v != TORCH]
-        chosen[problem.key] = own[crc32(problem.key.encode()) % len(own)].name if own else TORCH.name
+        chosen[problem.key] = own[next(turns[rows, gated]) % len(own)].name if own else TORCH.name
     return chosen

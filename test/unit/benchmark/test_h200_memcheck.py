@@ -17,7 +17,7 @@ from benchmark.h200.executors import CHAIN, TREE
 from benchmark.h200.memcheck_choices import chosen_for
 from benchmark.h200.padding import Reserved
 from sgl_kernel._dispatch import H200, RTX_PRO_6000
-from sgl_kernel.linear.variants import ChoiceTable, Problem
+from sgl_kernel.linear.variants import ROW_CLASSES, ChoiceTable, Problem, candidates
 from sglang.bench_one_batch_cases import GREEDY, OneBatch
 from sglang.srt.managers.executor_settings import executor_args
 from sglang.srt.model_executor.step_plan import StepPlan
@@ -67,12 +67,14 @@ def test_the_gpus_flags_are_flags_of_the_server(model: str, graphs: bool, tmp_pa
 def test_choices_are_of_our_kernels_and_of_many(info: Any) -> None:
     widths = memcheck._widths()
     chosen = chosen_for(widths, info)
-    assert len(chosen) == len(widths) ** 2 * 64
+    assert len(chosen) == len(widths) ** 2 * 2 * len(ROW_CLASSES)
     table = ChoiceTable("d", chosen)
     problem = Problem(memcheck.VOCAB, memcheck.HIDDEN, 4)
     assert table.variant(problem, info.arch, info.num_sms).name == chosen[problem.key] != "torch"
-    used = {chosen[Problem(n, 512, rows).key] for n in (512, 1024, 4096) for rows in (1, 4, 16)}
-    assert len(used) > 4
+    for rows in ROW_CLASSES:
+        problems = [Problem(n, memcheck.HIDDEN, rows) for n in widths]
+        found = {v.name for p in problems for v in candidates(p, info.arch, info.num_sms)} - {"torch"}
+        assert {chosen[p.key] for p in problems} == found and len(found) > 3
 
 
 def test_rows_are_sampled_as_they_say() -> None:
