@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import sys
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -17,12 +18,14 @@ from helpers.plan_driver import DrivenRequest, PlanDriver
 from helpers.replaying_capture import ReplayingCapture
 from helpers.tiny_executor import draft_folder, target_folder, tiny_executor
 
+from sgl_kernel.linear.variants import ChoiceTable
 from sglang.srt.configs.executor_args import ExecutorArgs
 from sglang.srt.managers import executor_build_cuda as build
 from sglang.srt.managers.executor_build_attention import check_backend
 from sglang.srt.managers.executor_build_models import ExecutorArgsError, load_models
 from sglang.srt.mem_cache.kv_pool import MHAKVPool
 from sglang.srt.model_executor.config import max_positions
+from sglang.srt.model_executor.graph_sizes import GraphSizes
 from sglang.srt.model_executor.in_process_executor import InProcessExecutor
 from sglang.srt.model_executor.memory import BYTES_A_GRAPH, OutOfMemoryError
 from sglang.srt.model_executor.step_plan import ExecutorInfo, GraphSet, SpecShape
@@ -161,6 +164,38 @@ def test_the_pool_leaves_room_for_graphs_and_steps(monkeypatch: pytest.MonkeyPat
 def test_what_has_no_kernel_is_refused() -> None:
     with pytest.raises(ExecutorArgsError, match="'torch_native' is not one of: triton, flashinfer"):
         built(arguments(None, attention_backend="torch_native"))
+
+
+def test_trees_that_attention_has_no_room_for_are_refused() -> None:
+    check_backend(arguments((5, 32, 64)))
+    check_backend(arguments((1, 65, 64)))  # one level: nothing lies in scratch
+    for shape in ((5, 33, 64), (2, 65, 64)):
+        with pytest.raises(ExecutorArgsError, match=f"topk {shape[1]} with .* is too wide a tree on CUDA"):
+            check_backend(arguments(shape))
+
+
+@pytest.mark.parametrize(
+    "sizes, spec, keys",
+    [
+        ({0: (1, 2, 4, 8, 16, 24, 32, 40)}, None, [(0, 1), (0, 4), (0, 16), (0, 32)]),
+        ({0: (1, 2, 3, 8)}, None, [(0, 1), (0, 3), (0, 8)]),  # nothing of 4 or 16 rows
+        ({0: (64,)}, None, []),
+        ({0: (1, 2, 6), 3: (1, 2)}, SpecShape(3), [(0, 1), (3, 1), (3, 2)]),  # 4 and 8 tokens
+    ],
+)
+def test_products_are_timed_for_the_most_rows_of_a_class(
+    sizes: dict[int, tuple[int, ...]], spec: SpecShape | None, keys: list[tuple[int, int]]
+) -> None:
+    found = build.telling_keys(GraphSizes(sizes, pad=True), spec)
+    assert [(key.draft_len, key.rows) for key in found] == keys
+
+
+def test_choices_that_can_not_be_written_are_the_users_error(tmp_path: Path) -> None:
+    with pytest.raises(ExecutorArgsError, match="--kernel-choices-file .* can't be written"):
+        build._save_choices(ChoiceTable("d"), tmp_path)
+    build._save_choices(ChoiceTable("d", {"a": "b"}), tmp_path / "choices.json")
+    assert [file.name for file in tmp_path.iterdir()] == ["choices.json"]
+    assert build._load_choices(tmp_path / "choices.json", "d").chosen == {"a": "b"}
 
 
 def test_prefill_by_flashinfer(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

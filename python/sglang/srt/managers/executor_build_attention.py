@@ -7,6 +7,7 @@ import logging
 import torch
 
 from sgl_kernel.attention import AttentionShape
+from sgl_kernel.attention.decode.plan import MAX_MASK_PLACES, MAX_QUERY_LEN
 from sgl_kernel.attention.prefill.flashinfer import FlashInferError, FlashInferPrefill, find_flashinfer
 from sglang.srt.configs.executor_args import ExecutorArgs
 from sglang.srt.managers.executor_build_models import ExecutorArgsError, LoadedModels
@@ -21,7 +22,7 @@ def check_backend(args: ExecutorArgs) -> None:
     """Before anything is loaded.
 
     Raises:
-        ExecutorArgsError: there is no such backend, or its package is missing.
+        ExecutorArgsError: there is no such backend, its package is missing, or a tree is too wide for it.
     """
     name = args.attention_backend
     if name not in CUDA_BACKENDS:
@@ -31,6 +32,15 @@ def check_backend(args: ExecutorArgs) -> None:
             find_flashinfer()
         except FlashInferError as error:
             raise ExecutorArgsError(f"--attention-backend flashinfer: {error}") from error
+    # A level's nodes are queries, and all levels but the last lie in scratch places.
+    if args.num_steps > 1 and (
+        args.topk > MAX_QUERY_LEN or args.topk * (args.num_steps - 1) > MAX_MASK_PLACES
+    ):
+        raise ExecutorArgsError(
+            f"--speculative-eagle-topk {args.topk} with --speculative-num-steps {args.num_steps} is too"
+            f" wide a tree on CUDA: topk is at most {MAX_QUERY_LEN}, topk * (steps - 1) at most"
+            f" {MAX_MASK_PLACES}"
+        )
 
 
 def prefill_planner(

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from sgl_kernel.launch import compile_ahead
-from sgl_kernel.linear.variants import MAX_GEMM_ROWS, ROW_CLASSES, ChoiceTable
+from sgl_kernel.linear.variants import MAX_GEMM_ROWS, ChoiceTable, row_class
 from sglang.srt.configs.executor_args import ExecutorArgs
 from sglang.srt.layers.attention.flashinfer_backend import FlashInferAttention
 from sglang.srt.layers.attention.triton_backend import TritonAttention
@@ -41,7 +41,7 @@ from sglang.srt.model_executor.memory import BYTES_A_GRAPH, DeviceMemory
 from sglang.srt.model_executor.slot_state import SlotState
 from sglang.srt.model_executor.step import StepRunner
 from sglang.srt.model_executor.step_graphs import CudaCapture, DecodeSteps, StepGraphs
-from sglang.srt.model_executor.step_plan import PAD_SLOT, GraphSet
+from sglang.srt.model_executor.step_plan import PAD_SLOT, GraphSet, SpecShape
 from sglang.srt.model_executor.tune_linears import tune_linears
 from sglang.srt.model_executor.worker import Worker
 from sglang.srt.models.dense import DenseModel
@@ -83,7 +83,7 @@ def build_cuda(
     choices = _use_kernels(models, args.kernel_choices_file)
     memory = _measure(wiring, sizes, choices, args.chunked_prefill_size or chunk, args.max_prefill_tokens)
     if args.kernel_choices_file is not None:
-        choices.table.save(Path(args.kernel_choices_file))
+        _save_choices(choices.table, Path(args.kernel_choices_file))
     budget = page_budget(args, models, memory.for_kv(args.mem_fraction_static), mem_fraction=1.0)
     config = replace(config, num_pages=budget.num_pages())
     wired = wiring.wire(config)
@@ -202,18 +202,33 @@ def _load_choices(file: Path, device: str) -> ChoiceTable:
         ) from error
 
 
+def _save_choices(table: ChoiceTable, file: Path) -> None:
+    try:
+        table.save(file)
+    except OSError as error:
+        raise ExecutorArgsError(f"--kernel-choices-file {file} can't be written: {error}") from error
+
+
+def telling_keys(sizes: GraphSizes, spec: SpecShape | None) -> list[GraphKey]:
+    """Keys with products of as many rows as a class of them ever has, small steps first.
+
+    The other keys' products take what these are timed for.
+    """
+
+    def rows_of(key: GraphKey) -> set[int]:
+        return {key.rows, key.rows * (spec.num_nodes(key.draft_len) if spec else 1)}
+
+    keys = [key for key in reversed(sizes.capture_order(spec)) if key.rows <= MAX_GEMM_ROWS]
+    small = sorted(rows for rows in set().union(*map(rows_of, keys)) if rows <= MAX_GEMM_ROWS)
+    most = {row_class(rows): rows for rows in small}  # of a class the last, its largest
+    return [key for key in keys if not rows_of(key).isdisjoint(most.values())]
+
+
 def _tune(wiring: _Wiring, sizes: GraphSizes, choices: KernelChoices) -> None:
-    """Small steps first, over the target's first layers: the others are the same, and it takes a fifth."""
+    """Over the target's first layers: the others are the same, and it takes a fifth."""
     short = wiring.wire(wiring.config, wiring.first_layers(TUNED_LAYERS)).step
     slots = torch.full((MAX_GEMM_ROWS,), PAD_SLOT, dtype=torch.int64, device=wiring.config.device)
-    spec = wiring.config.spec
-
-    def tells(key: GraphKey) -> bool:
-        """Whether its products have as many rows as a class of them; the other keys' need no timing."""
-        num_tokens = key.rows * (spec.num_nodes(key.draft_len) if spec else 1)
-        return key.rows <= MAX_GEMM_ROWS and not {key.rows, num_tokens}.isdisjoint(ROW_CLASSES)
-
-    keys = [key for key in reversed(sizes.capture_order(spec)) if tells(key)]
+    keys = telling_keys(sizes, wiring.config.spec)
     steps = [partial(short.run, slots[: key.rows], key.draft_len) for key in keys]
     report = tune_linears(choices, steps)
     logger.info(

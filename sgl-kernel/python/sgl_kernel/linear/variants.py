@@ -7,6 +7,7 @@ variants at startup and keeps the choices in a file. Nothing here touches a devi
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,11 @@ MAX_GEMV_ROWS = 1  # with 4 rows it is 1.5 to 2 times slower than tensor cores
 MAX_GEMM_ROWS = 32
 MAX_GEMM_CANDIDATES = 4  # worth timing: each is compiled for up to 16 and for up to 32 rows
 ROW_CLASSES = (1, 4, 16, 32)
+
+
+def row_class(rows: int) -> int:
+    """Rows up to which the same variants are fast: 1, 4, 16 or 32, and beyond them none of ours."""
+    return next((most for most in ROW_CLASSES if rows <= most), rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +63,8 @@ class Problem:
     gated: bool = False  # the weights are gate and up, 2 * n rows of them
 
     @property
-    def row_class(self) -> int:
-        """Rows up to which the same variants are fast: 1, 4, 16 or 32, and beyond them none of ours."""
-        return next((most for most in ROW_CLASSES if self.rows <= most), self.rows)
-
-    @property
     def key(self) -> str:
-        return f"{self.n}x{self.k}{'-gated' if self.gated else ''}-rows{self.row_class}"
+        return f"{self.n}x{self.k}{'-gated' if self.gated else ''}-rows{row_class(self.rows)}"
 
 
 def candidates(problem: Problem, arch: int, num_sms: int) -> list[Variant]:
@@ -159,7 +160,10 @@ class ChoiceTable:
 
     def save(self, path: Path) -> None:
         content = {"device": self.device, "chosen": self.chosen, "times_us": self.times_us}
-        path.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
+        # Whole or not at all: another server may read it at this moment, or write it.
+        unnamed = path.with_name(f"{path.name}.{os.getpid()}")
+        unnamed.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
+        unnamed.replace(path)
 
     @staticmethod
     def load(path: Path, device: str) -> ChoiceTable:
