@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from helpers.server import server_environment
 
-from sglang.srt.utils.run_folder import RunFolder, remove_abandoned
+from sglang.srt.utils.run_folder import _LOCK, RunFolder, remove_abandoned
 
 SERVER = """
 import time
@@ -61,14 +61,15 @@ def test_the_next_start_removes_the_folder_of_a_killed_server(parent: Path) -> N
 
 
 def test_other_folders_are_left_alone(parent: Path) -> None:
-    kept = [parent / name for name in ("sglang-without-lock", "other")]
+    kept = [parent / name for name in ("sglang-checkout", "other")]
     for folder in kept:
         folder.mkdir()
-    (kept[1] / "lock").touch()
+    (kept[0] / "lock").touch()  # somebody's own
+    (kept[1] / _LOCK).touch()
     (parent / "sglang-linked").symlink_to(kept[1])
     remove_abandoned(parent)
     assert all(folder.is_dir() for folder in kept)
-    assert (kept[1] / "lock").exists()
+    assert (kept[0] / "lock").exists() and (kept[1] / _LOCK).exists()
 
 
 def test_two_in_one_process(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 _PREFIX = "sglang-"
-_LOCK = "lock"
+_LOCK = "sglang-server.lock"  # a name that no folder of anything else has in it
 _LONGEST_SOCKET_PATH = 90  # of 107 bytes that the system allows
 _ROOM_FOR_NAMES = 20
 
