@@ -28,7 +28,7 @@ from sglang.srt.model_executor.config import max_positions
 from sglang.srt.model_executor.graph_sizes import GraphSizes
 from sglang.srt.model_executor.in_process_executor import InProcessExecutor
 from sglang.srt.model_executor.memory import BYTES_A_GRAPH, OutOfMemoryError
-from sglang.srt.model_executor.step_plan import ExecutorInfo, GraphSet, SpecShape
+from sglang.srt.model_executor.step_plan import ExecutorInfo, GraphSet, SpecShape, StepPlan
 
 CPU = torch.device("cpu")
 TOTAL = 1 << 30
@@ -161,6 +161,19 @@ def test_the_pool_leaves_room_for_graphs_and_steps(monkeypatch: pytest.MonkeyPat
     assert wide.info.num_pages == 6 * 51
 
 
+def test_the_largest_step_is_a_mixed_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+    largest = build.largest_prefill
+
+    def noted(num_tokens: int, num_slots: int, context_len: int) -> StepPlan:
+        tried.append(num_tokens)
+        return largest(num_tokens, num_slots, context_len)
+
+    monkeypatch.setattr(build, "largest_prefill", noted)
+    built(arguments(None, chunked_prefill_size=50))
+    assert tried == [50 + 6], "a chunk and all the rows that can decode beside it"
+
+
 def test_what_has_no_kernel_is_refused() -> None:
     with pytest.raises(ExecutorArgsError, match="'torch_native' is not one of: triton, flashinfer"):
         built(arguments(None, attention_backend="torch_native"))
@@ -227,7 +240,7 @@ def test_prefill_by_flashinfer(monkeypatch: pytest.MonkeyPatch, caplog: pytest.L
         load_models(arguments(None, dtype="float64"), torch.device("cuda"))
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_machine_without_a_gpu_is_told_so() -> None:
-    if not torch.cuda.is_available():
-        with pytest.raises(ExecutorArgsError, match="PyTorch finds no NVIDIA GPU; use --device cpu"):
-            build.start_device()
+    with pytest.raises(ExecutorArgsError, match="PyTorch finds no NVIDIA GPU; use --device cpu"):
+        build.start_device()

@@ -250,7 +250,7 @@ def _measure(
         graphs.compile_ahead(compile_ahead)
         _tune(wiring, sizes, choices)
     tokens = prefill_tokens(chunk, max_prefill_tokens, config.context_len)
-    activations = _run_largest(trial, config, tokens)
+    activations = _run_largest(trial, config, tokens + config.num_slots)  # rows decode in a mixed step
     graph_bytes = 0
     if graphs is not None and sizes is not None:
         used = capture.used_bytes()
