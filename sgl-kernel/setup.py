@@ -17,6 +17,6 @@ setup(
     package_dir={"": "python"},
     packages=find_packages(where="python"),
     # Without Triton the references serve; with it, CUDA tensors take the kernels.
-    install_requires=["torch>=2.11,<2.14"],
+    install_requires=["numpy>=1.26,<2.4", "torch>=2.11,<2.14"],
     extras_require={"cuda": ["triton>=3.6,<4; sys_platform == 'linux'"]},
 )

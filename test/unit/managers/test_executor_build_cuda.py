@@ -20,6 +20,7 @@ from helpers.tiny_executor import draft_folder, target_folder, tiny_executor
 
 from sgl_kernel.linear.variants import ChoiceTable
 from sglang.srt.configs.executor_args import ExecutorArgs
+from sglang.srt.managers import executor_build
 from sglang.srt.managers import executor_build_cuda as build
 from sglang.srt.managers.executor_build_attention import check_backend
 from sglang.srt.managers.executor_build_models import ExecutorArgsError, load_models
@@ -238,6 +239,14 @@ def test_prefill_by_flashinfer(monkeypatch: pytest.MonkeyPatch, caplog: pytest.L
     assert "decode and verification by our own kernels" in line
     with pytest.raises(ExecutorArgsError, match="float64 is for the CPU"):
         load_models(arguments(None, dtype="float64"), torch.device("cuda"))
+
+
+@pytest.mark.parametrize("missing", ["sgl_kernel", "triton"])
+def test_a_package_that_is_missing_is_named(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = executor_build.find_spec
+    monkeypatch.setattr(executor_build, "find_spec", lambda name: None if name == missing else find("torch"))
+    with pytest.raises(ExecutorArgsError, match=rf"needs the package {missing}: pip install './sgl-kernel"):
+        executor_build.build_executor(arguments(None))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib.util import find_spec
 
 import torch
 
@@ -52,6 +53,7 @@ def build_executor(args: ExecutorArgs) -> InProcessExecutor:
 
 def _build_worker(args: ExecutorArgs) -> tuple[Worker, ExecutorInfo]:
     if args.device == "cuda":
+        _need_packages()
         # Only here: a CPU server needs nothing of sgl_kernel.
         from sglang.srt.managers.executor_build_attention import check_backend
         from sglang.srt.managers.executor_build_cuda import build_cuda, start_device
@@ -65,6 +67,15 @@ def _build_worker(args: ExecutorArgs) -> tuple[Worker, ExecutorInfo]:
     models = load_models(args, torch.device(args.device))
     worker = _build_cpu(args, models)
     return worker, _info(worker, models, CPU_CHUNK, ())
+
+
+def _need_packages() -> None:
+    for name in ("sgl_kernel", "triton"):
+        if find_spec(name) is None:
+            raise ExecutorArgsError(
+                f"--device cuda needs the package {name}: pip install './sgl-kernel[cuda]' in the project's"
+                " folder, or use --device cpu"
+            )
 
 
 def _info(worker: Worker, models: LoadedModels, chunk: int, graphs: tuple[GraphSet, ...]) -> ExecutorInfo:
