@@ -2,7 +2,7 @@
 
 Up to 32 rows are bound by reading the weights, and a kernel of ours does all in one launch where it is
 the fastest; more rows are the library's, with a norm before and an activation behind as launches of
-their own. Sums are float32 and rounded once in both.
+their own. Sums are float32 in both; a kernel of ours rounds once at its end, the library at every launch.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ class KernelChoices:
         self.counters = split_counters(device)  # of all products: they are launched on one stream
         self.pdl_rows = pdl_rows  # up to so many rows launches overlap with the kernel ahead
         self._uses: dict[Problem, list[Use]] | None = None
+        # (problem, name of the choice) -> what it is: finding it anew costs as much as a launch
+        self._variants: dict[tuple[Problem, str | None], Variant] = {}
 
     def pdl(self, rows: int) -> bool:
         return rows <= self.pdl_rows
@@ -48,8 +50,11 @@ class KernelChoices:
             return TORCH
         if self._uses is not None:
             self._uses.setdefault(problem, []).append(use)
-        info = device_info(use.x.device)
-        return self.table.variant(problem, info.arch, info.num_sms)
+        key = problem, self.table.chosen.get(problem.key)
+        if key not in self._variants:
+            info = device_info(use.x.device)
+            self._variants[key] = self.table.variant(problem, info.arch, info.num_sms)
+        return self._variants[key]
 
     @contextmanager
     def recording(self) -> Iterator[dict[Problem, list[Use]]]:

@@ -26,7 +26,7 @@ from sglang.srt.model_executor.accept import TokenRewriter
 from sglang.srt.model_executor.config import WorkerConfig
 from sglang.srt.model_executor.dry_run import prefill_tokens
 from sglang.srt.model_executor.in_process_executor import InProcessExecutor
-from sglang.srt.model_executor.memory import CPU_CHUNK, available_bytes, default_chunk
+from sglang.srt.model_executor.memory import CPU_CHUNK, OutOfMemoryError, available_bytes, default_chunk
 from sglang.srt.model_executor.slot_state import SlotState
 from sglang.srt.model_executor.step import StepRunner
 from sglang.srt.model_executor.step_memory import StepSizes, step_bytes
@@ -61,8 +61,15 @@ def _build_worker(args: ExecutorArgs) -> tuple[Worker, ExecutorInfo]:
         device = start_device()
         check_backend(args)
         chunk = default_chunk(torch.cuda.get_device_properties(device).total_memory)
-        models = load_models(args, device)
-        worker, graphs = build_cuda(args, models, _simulated(models), chunk)
+        try:
+            models = load_models(args, device)
+            worker, graphs = build_cuda(args, models, _simulated(models), chunk)
+        except torch.OutOfMemoryError as error:
+            raise OutOfMemoryError(
+                f"the GPU's memory is used up before the KV cache is made ({str(error).splitlines()[0]}). Use"
+                " smaller steps (--chunked-prefill-size, --cuda-graph-max-bs, --speculative-capture-max-bs)"
+                " or a smaller model"
+            ) from error
         return worker, _info(worker, models, chunk, graphs)
     models = load_models(args, torch.device(args.device))
     worker = _build_cpu(args, models)

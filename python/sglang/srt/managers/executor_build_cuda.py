@@ -195,7 +195,10 @@ def _load_choices(file: Path, device: str) -> ChoiceTable:
     if not file.parent.is_dir():
         raise ExecutorArgsError(f"--kernel-choices-file {file}: there is no folder {file.parent}")
     try:
-        return ChoiceTable.load(file, device)
+        table = ChoiceTable.load(file, device)
+        if file.exists() and not table.chosen:
+            logger.warning("%s holds no choices of a %s: they are made, and it is written anew", file, device)
+        return table
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         raise ExecutorArgsError(
             f"--kernel-choices-file {file} holds no choices ({error}): remove it, and it is made anew"

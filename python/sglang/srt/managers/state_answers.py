@@ -5,6 +5,8 @@ The scheduler's loop waits for the device most of the time, for seconds in a lon
 
 from __future__ import annotations
 
+import logging
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +16,8 @@ import zmq
 
 from sglang.srt.managers.io_struct import ControlReply, encode, state_decoder
 from sglang.srt.utils.ipc import Receiver, Sender, endpoint
+
+logger = logging.getLogger(__name__)
 
 
 def state_endpoint(folder: Path) -> str:
@@ -33,4 +37,11 @@ def answer_states(folder: Path, state: Callable[[], dict[str, Any]]) -> None:
             for message in receiver.receive_all():
                 reply.send(ControlReply(message.request_id, ok=True, body=state()))
 
-    threading.Thread(target=serve, name="state-answers", daemon=True).start()
+    def serve_or_die() -> None:
+        try:
+            serve()
+        except BaseException:  # the thread's edge: without it nobody would hear of the server's state
+            logger.exception("the thread that answers /server_info failed: the server ends")
+            os._exit(1)
+
+    threading.Thread(target=serve_or_die, name="state-answers", daemon=True).start()

@@ -73,7 +73,10 @@ class DeviceResults:
         arriving.copy_(packed, non_blocking=True)
         place.ended.record()
 
+        waits = iter((True,))
+
         def wait() -> StepResult:
+            assert next(waits, False), "a step is waited for once: its place may be another one's by now"
             place.ended.synchronize()
             seconds = place.began.elapsed_time(place.ended) / 1000
             result = unpack(plan, arriving, seconds, executed.used_graph)

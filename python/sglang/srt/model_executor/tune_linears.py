@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -41,25 +41,43 @@ class TuneReport:
 
 
 @torch.inference_mode()
-def tune_linears(choices: KernelChoices, steps: Sequence[RunStep]) -> TuneReport:
+def tune_linears(
+    choices: KernelChoices, steps: Sequence[RunStep], micros: Callable[[RunStep], float] | None = None
+) -> TuneReport:
     """Fill ``choices`` for the products of ``steps``; those the table holds already are left alone.
 
-    The first steps' choices come first: a later one leaves them as they are.
+    A class of rows is timed with the most rows that it has in any step, in the first step that has so
+    many. micros: microseconds of a run; None: by CUDA graphs and events.
     """
     began = time.perf_counter()
+    micros = micros or _graph_micros
     known = set(choices.table.chosen)
-    by_step = [_uses_of(choices, step, known) for step in steps]
-    uses = {problem: asked for found in reversed(by_step) for problem, asked in found.items()}
-    num_variants = _compile(choices, uses)
-    for problem, asked in uses.items():
-        _time_alone(choices, problem, asked)
-    settled: set[Problem] = set()
-    num_steps = 0
-    for step, found in zip(steps, by_step, strict=True):
-        for problem in sorted(found.keys() - settled, key=lambda p: -p.n * p.k * len(found[p])):
-            num_steps += _settle(choices, problem, step)
-        settled |= found.keys()
-    return TuneReport(len(uses), num_variants, num_steps, time.perf_counter() - began)
+    tellers: dict[str, _Teller] = {}
+    for step in steps:
+        for problem, asked in _uses_of(choices, step, known).items():
+            held = tellers.get(problem.key)
+            if held is None or held.problem.rows < problem.rows:
+                tellers[problem.key] = _Teller(problem, asked, step)
+    num_variants = _compile(choices, tellers.values())
+    for teller in tellers.values():
+        _time_alone(choices, teller, micros)
+    heaviest = sorted(tellers.values(), key=lambda t: (t.problem.rows, -t.weight))
+    num_steps = sum(_settle(choices, teller, micros) for teller in heaviest)
+    return TuneReport(len(tellers), num_variants, num_steps, time.perf_counter() - began)
+
+
+@dataclass(frozen=True, slots=True)
+class _Teller:
+    """What stands for a product and class of rows."""
+
+    problem: Problem
+    asked: Sequence[Use]
+    step: RunStep
+
+    @property
+    def weight(self) -> int:
+        """Weights read in the step: the products that take longest are settled first."""
+        return self.problem.n * self.problem.k * len(self.asked)
 
 
 def _uses_of(choices: KernelChoices, step: RunStep, known: set[str]) -> dict[Problem, list[Use]]:
@@ -73,43 +91,43 @@ def _variants(problem: Problem, asked: Sequence[Use]) -> list[Variant]:
     return candidates(problem, info.arch, info.num_sms)
 
 
-def _compile(choices: KernelChoices, uses: Mapping[Problem, Sequence[Use]]) -> int:
+def _compile(choices: KernelChoices, tellers: Iterable[_Teller]) -> int:
     """All at once: one after the other would take a second each."""
     count = 0
     with compile_ahead(os.cpu_count() or 1):
-        for problem, asked in uses.items():
-            for variant in _variants(problem, asked):
-                carry_out(asked[0], variant, choices)
+        for teller in tellers:
+            for variant in _variants(teller.problem, teller.asked):
+                carry_out(teller.asked[0], variant, choices)
                 count += 1
     return count
 
 
-def _time_alone(choices: KernelChoices, problem: Problem, asked: Sequence[Use]) -> None:
-    chosen = asked[:MAX_COPIES]
+def _time_alone(choices: KernelChoices, teller: _Teller, micros: Callable[[RunStep], float]) -> None:
+    chosen = teller.asked[:MAX_COPIES]
 
-    def micros(variant: Variant) -> float:
+    def of_variant(variant: Variant) -> float:
         def run() -> None:
             for use in chosen:
                 carry_out(use, variant, choices)
 
-        return _graph_micros(run) / len(chosen)
+        return micros(run) / len(chosen)
 
-    choices.table.measure(problem, _variants(problem, asked), micros)
+    choices.table.measure(teller.problem, _variants(teller.problem, teller.asked), of_variant)
 
 
-def _settle(choices: KernelChoices, problem: Problem, step: RunStep) -> int:
+def _settle(choices: KernelChoices, teller: _Teller, micros: Callable[[RunStep], float]) -> int:
     """Try the best few variants of one product in the step; returns how many steps were timed."""
-    table, key = choices.table, problem.key
+    table, key = choices.table, teller.problem.key
     alone = sorted(table.times_us[key].items(), key=lambda item: item[1])
-    close = [name for name, micros in alone[:MAX_TRIED] if micros <= CLOSE * alone[0][1]]
-    best, least = close[0], float("inf")
+    close = [name for name, time_us in alone[:MAX_TRIED] if time_us <= CLOSE * alone[0][1]]
     if len(close) == 1:
         return 0
+    best, least = close[0], float("inf")
     for name in close:
         table.chosen[key] = name
-        micros = _graph_micros(step)
-        if micros < least * GAIN:
-            best, least = name, micros
+        in_step = micros(teller.step)
+        if in_step < least * GAIN:
+            best, least = name, in_step
     table.chosen[key] = best
     return len(close)
 
