@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +175,17 @@ def test_abort_finds_a_request_and_its_samples(desk: Desk) -> None:
     desk.manager.abort("r_1", "why")
     desk.manager.abort("nobody", "why")
     assert [message.rid for message in desk.sent] == ["r_0", "r_1", "r_1"]
+
+
+def test_abort_finds_the_prompts_of_a_call(desk: Desk) -> None:
+    calls = [
+        replace(request(rid=rid, n=n), call_rid=rid[:4])
+        for rid, n in (("call-0", 1), ("call-1", 2), ("calm-0", 1))
+    ]
+    run(desk.manager.submit(calls))
+    desk.sent.clear()
+    desk.manager.abort("call", "why")
+    assert [message.rid for message in desk.sent] == ["call-0", "call-1_0", "call-1_1"]
 
 
 def test_control_messages_get_their_own_answers(desk: Desk) -> None:

@@ -29,6 +29,7 @@ class TextRequest:
     stream: bool = False
     add_special_tokens: bool = True  # to a prompt that is text
     log_metrics: bool = True
+    call_rid: str | None = None  # of the call, where that has several prompts and an id of its own
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,9 +88,9 @@ class TokenizerManager:
         return group
 
     def abort(self, rid: str, reason: str) -> None:
-        """End the sample ``rid`` and the samples of a request ``rid``; unknown ones have ended already."""
+        """End the sample, the samples of the request, or all of the call ``rid``; unknown ones have ended."""
         for sample in list(self._samples.values()):
-            if rid in (sample.rid, sample.request.rid):
+            if rid in (sample.rid, sample.request.rid, sample.request.call_rid):
                 self._send(AbortRequest(sample.rid, reason=reason))
 
     def abort_group(self, group: Group, reason: str) -> None:
@@ -129,7 +129,7 @@ class TokenizerManager:
             raise RequestError("the prompt is not valid Unicode: it has a lone surrogate")
         if isinstance(prompt, str):
             # Megabytes would take seconds to tokenise, and hold up everybody else.
-            self._refuse_too_long(self.tokenizer.least_tokens(len(prompt)), "at least ")
+            self._refuse_too_long(self.tokenizer.least_tokens(prompt), "at least ")
         if not isinstance(prompt, str):
             ids = prompt
         elif len(prompt) < _TOKENIZE_IN_THREAD:

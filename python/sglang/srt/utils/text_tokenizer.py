@@ -50,9 +50,12 @@ class TextTokenizer:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
-    def least_tokens(self, num_characters: int) -> int:
-        """So many tokens a text of this length has at least; 0 where only tokenising it could tell."""
-        return 0 if self._longest_token is None else -(-num_characters // self._longest_token)
+    def least_tokens(self, text: str) -> int:
+        """So many tokens ``text`` has at least; 0 where only tokenising it could tell."""
+        if self._longest_token is None:
+            return 0
+        num_certain = len(text) - sum(text.count(character) for character in self._lost_characters)
+        return -(-num_certain // self._longest_token)
 
     @cached_property
     def _longest_token(self) -> int | None:
@@ -61,10 +64,23 @@ class TextTokenizer:
         added = self._tokenizer.get_added_tokens_decoder().values()
         strips = any(token.lstrip or token.rstrip for token in added)
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
-        drops = any(character not in vocabulary for character in _BYTE_OF_CHARACTER)
-        if not self.is_byte_level or normalizer not in _SHRINKING or strips or drops:
+        loses = any(0x80 <= byte < 0xC0 for byte in self._lost_bytes)  # all but the first of a character
+        if not self.is_byte_level or normalizer not in _SHRINKING or strips or loses:
             return None
         return _SHRINKING[normalizer] * max(map(len, vocabulary))
+
+    @property
+    def _lost_characters(self) -> list[str]:
+        """Those that may leave no token at all. One of several bytes leaves the bytes after its first."""
+        return [chr(byte) for byte in self._lost_bytes if byte < 0x80]
+
+    @cached_property
+    def _lost_bytes(self) -> frozenset[int]:
+        """Bytes that a byte-level vocabulary lacks (SmolLM's: bytes that no UTF-8 has, and control codes)."""
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
+        return frozenset(
+            byte for character, byte in _BYTE_OF_CHARACTER.items() if character not in vocabulary
+        )
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         text: str = self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)

@@ -53,7 +53,7 @@ def completion_requests(body: CompletionBody, context: ServerContext, rid: str) 
     sampling = body.sampling(context.sampling_defaults(), most)
     rids = [rid] if len(prompts) == 1 else [f"{rid}-{i}" for i in range(len(prompts))]
     return [
-        TextRequest(prompt, sampling, own_rid, body.stream)
+        TextRequest(prompt, sampling, own_rid, body.stream, call_rid=rid)
         for prompt, own_rid in zip(prompts, rids, strict=True)
     ]
 
