@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -133,6 +134,13 @@ class TestOpenAI(ServerTestCase):
             ({"prompt": []}, "prompt"),
             ({"prompt": "a", "max_tokens": 5000}, "4096"),
             ({"prompt": "a", "n": 0}, "n must"),
+            ({"prompt": "a", "best_of": 2}, "best_of"),
+            ({"prompt": "a", "max_tokens": 0}, "max_tokens must be >= 1, got 0"),
+            (
+                {"prompt": "a", "max_tokens": 1, "min_tokens": 2},
+                "min_tokens (2) must not exceed max_tokens (1)",
+            ),
+            ({"prompt": "a", "seed": 2**64}, "seed must fit"),
         ]
         for body, word in cases:
             response = self.post("/v1/completions", **body)
@@ -140,12 +148,19 @@ class TestOpenAI(ServerTestCase):
             error = response.json()
             self.assertEqual((error["object"], error["code"]), ("error", 400))
             self.assertIn(word, error["message"])
+            self.assertNotIn("sampling_seed", error["message"])
             self.assertEqual(sorted(error), ["code", "message", "object", "param", "type"])
         tools = [{"type": "function", "function": {"name": "f"}}]
         response = self.post("/v1/chat/completions", messages=MESSAGES, tools=tools)
         self.assertEqual(response.status_code, 400)
         self.assertIn("tools", response.json()["message"])
-        allowed = {"tools": [], "logprobs": False, "response_format": {"type": "text"}, "user": "me"}
+        allowed = {
+            "tools": [],
+            "logprobs": False,
+            "response_format": {"type": "text"},
+            "user": "me",
+            "best_of": 1,
+        }
         response = self.post("/v1/chat/completions", messages=MESSAGES, **GREEDY, **allowed)
         self.assertEqual(response.status_code, 200, response.text)
 
@@ -172,6 +187,20 @@ class TestOpenAI(ServerTestCase):
         for thread in crowd:
             thread.join(10)
             self.assertFalse(thread.is_alive())
+
+    def test_an_id_aborts_every_prompt_of_a_call(self) -> None:
+        body = {**GREEDY, "max_tokens": 3000, "prompt": ["one", "two"], "rid": "both"}
+        with ThreadPoolExecutor() as pool:
+            answer = pool.submit(self.post, "/v1/completions", **body)
+            while self.server_state()["num_running_reqs"] < 2:
+                time.sleep(0.02)
+            self.post("/abort_request", rid="both")
+            choices = answer.result(10).json()["choices"]
+        self.assertEqual([choice["finish_reason"] for choice in choices], ["abort", "abort"])
+
+    def test_there_is_no_schema(self) -> None:
+        """FastAPI's would say nothing of the bodies, which it does not read."""
+        self.assertEqual(self.client.get("/openapi.json").status_code, 404)
 
     def start_crowd(self, rid: str, figure: str) -> threading.Thread:
         endless = {**GREEDY, "max_tokens": 3000, "prompt": "full", "n": 4, "rid": rid}

@@ -50,6 +50,12 @@ def test_options_reach_the_template() -> None:
     assert (template.render([], {"thinking": True}), template.render([])) == ("hmm", "")
 
 
+@pytest.mark.parametrize("name", ["messages", "add_generation_prompt", "self"])
+def test_options_can_not_stand_for_what_the_server_sets(name: str) -> None:
+    with pytest.raises(RequestError, match=f"chat_template_kwargs can't set {name}"):
+        ChatTemplate("x", {}).render(MESSAGES, {name: False, "thinking": True})
+
+
 def test_what_a_template_refuses_is_the_clients_error() -> None:
     template = ChatTemplate("{{ raise_exception('no system message please') }}", {})
     with pytest.raises(RequestError, match="no system message please"):

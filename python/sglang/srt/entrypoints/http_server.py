@@ -38,7 +38,7 @@ _SHUTTING_DOWN = "the server is shutting down"
 
 
 def build_app(context: ServerContext) -> ASGIApp:
-    app = FastAPI(title="SGLang-compatible server", docs_url=None, redoc_url=None)
+    app = FastAPI(title="SGLang-compatible server", openapi_url=None)  # no schema: bodies are read by hand
     app.include_router(native_router(context))
     app.include_router(openai_router(context))
     app.add_exception_handler(RequestValidationError, _invalid_body)

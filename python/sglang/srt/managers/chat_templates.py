@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import jinja2
 from jinja2.ext import Extension, loopcontrols
@@ -16,6 +16,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from sglang.srt.managers.text_request import RequestError
 from sglang.srt.utils.text_tokenizer import TextTokenizer, TokenizerError
+
+_SET_HERE: Final = frozenset({"messages", "add_generation_prompt", "self"})
 
 
 class _GenerationBlock(Extension):
@@ -57,6 +59,9 @@ class ChatTemplate:
         Raises:
             RequestError: the template does not take these messages.
         """
+        ours = sorted(_SET_HERE.intersection(options or {}))
+        if ours:
+            raise RequestError(f"chat_template_kwargs can't set {', '.join(ours)}: the server does")
         rest = ""
         if continue_final_message:
             if not messages or messages[-1].get("role") != "assistant":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -14,8 +15,12 @@ _UNSUPPORTED: Final = (
     "top_logprobs", "tools", "functions", "function_call", "regex", "ebnf", "json_schema", "stop_regex",
     "lora_path", "session_params", "custom_logit_processor", "custom_params", "extra_key", "cache_salt",
     "priority", "return_hidden_states", "return_cached_tokens_details", "return_spec_tokens_details",
-    "return_meta_info", "return_token_ids", "best_of", "suffix", "audio", "prediction",
+    "return_meta_info", "return_token_ids", "suffix", "audio", "prediction",
 )  # fmt: skip
+
+# SamplingParams' names -> those of this interface, where an error's sentence speaks of them.
+_OWN_NAMES: Final = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "sampling_seed": "seed"}
+_FOREIGN_NAME: Final = re.compile(rf"\b({'|'.join(_OWN_NAMES)})(?= must| \()")
 
 # One wrong item is enough: collecting a million of them would keep everybody else waiting.
 Ids = Annotated[list[int], Field(fail_fast=True)]
@@ -63,6 +68,8 @@ class GenerationBody(BaseModel):
         logprobs = extra.get("logprobs")
         if logprobs is not None and logprobs is not False:
             raise RequestError("logprobs is not supported by this server: leave it out")
+        if extra.get("best_of") not in (None, 1):
+            raise RequestError("best_of is not supported by this server: leave it out, and choose of n")
         form = extra.get("response_format")
         if form is not None and not (isinstance(form, dict) and form.get("type") == "text"):
             raise RequestError("response_format is not supported by this server, except for type text")
@@ -92,7 +99,11 @@ class GenerationBody(BaseModel):
             "sampling_seed": self.seed,
             "speculative_draft_len": self.speculative_draft_len,
         }
-        return checked_sampling(given, {**defaults, "max_new_tokens": None})
+        try:
+            return checked_sampling(given, {**defaults, "max_new_tokens": None})
+        except RequestError as error:
+            message = _FOREIGN_NAME.sub(lambda match: _OWN_NAMES[match[1]], str(error))
+            raise RequestError(message) from error
 
 
 class ChatBody(GenerationBody):
