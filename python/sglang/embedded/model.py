@@ -8,7 +8,7 @@ from sglang.embedded.gguf_source import EmbeddedModelError
 
 EMBEDDED_MODEL_NAME: Final = "SmolLM2-135M-Instruct"
 
-EMBEDDED_DISABLE_BS_THRESHOLD: Final = 16
+EMBEDDED_DISABLE_BS_THRESHOLD: Final = 64
 """Default of --speculative-disable-bs-threshold for the embedded model, in decoding requests."""
 
 _DRAFTER_FOLDER: Final = "smollm2-eagle3"

@@ -194,7 +194,8 @@ class ServerArgs:
         None,
         str,
         "speculative decoding",
-        "a decode step with more requests than this runs plain; 0: never speculate; unset: always",
+        "a decode step with more requests than this runs plain; 0: never speculate; unset: always (with the"
+        " embedded model: its own threshold)",
     )
     speculative_capture_max_bs: int | None = flag(
         None,

@@ -8,6 +8,7 @@ from typing import Final
 from sglang.srt.utils.flags import ServerArgsError
 
 NO_GRAPHS_ON_CPU: Final = "there are no CUDA graphs on a CPU (--device cpu): leave it out"
+NO_KERNELS_ON_CPU: Final = "a CPU (--device cpu) has no kernels to choose between: leave it out"
 _KERNELS_ELSEWHERE: Final = ("fa3", "fa4", "trtllm_mla", "trtllm_mha", "flashmla", "cutlass_mla")
 _OWN: Final = {"cpu": "torch_native", "cuda": "triton"}
 _PREFILL_BY: Final = "flashinfer"  # on CUDA, where asked for
@@ -34,7 +35,8 @@ def check_graph_flags(
     shaping = [name for name, is_given in given.items() if is_given]
     if device == "cpu" and (shaping or disable):
         name = shaping[0] if shaping else "--disable-cuda-graph"
-        raise ServerArgsError(f"{name}: {NO_GRAPHS_ON_CPU}")
+        why = NO_KERNELS_ON_CPU if name == "--kernel-choices-file" else NO_GRAPHS_ON_CPU
+        raise ServerArgsError(f"{name}: {why}")
     if disable and shaping:
         raise ServerArgsError(f"{shaping[0]} changes nothing with --disable-cuda-graph: leave one out")
     if sizes is not None and (not sizes or min(sizes) < 1):
