@@ -30,6 +30,7 @@ from sgl_kernel.attention import (
 from sgl_kernel.attention.decode.config import DecodeConfig, decode_config
 from sgl_kernel.attention.decode.reference import decode_attention_ref
 from sgl_kernel.launch import compile_ahead
+from sgl_kernel.timing import graph_micros
 
 SHAPE = AttentionShape(32, 8, 128, 1)
 LAYERS, REPEATS, RUNS = 32, 10, 5
@@ -107,21 +108,7 @@ def time_layers(rows: Rows, query_len: int, config: DecodeConfig | None, pdl: bo
             decode_attention(q, pools[layer % num_pools], plan, out=out)
 
     plans = _Planner(rows, query_len, config, pdl)
-    step()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    best = float("inf")
-    for _ in range(RUNS):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        for _ in range(REPEATS):
-            graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        best = min(best, begin.elapsed_time(end) * 1e3 / REPEATS / LAYERS)
-    return best
+    return graph_micros(step, REPEATS, RUNS) / LAYERS
 
 
 class _Planner:

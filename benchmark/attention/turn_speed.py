@@ -33,6 +33,7 @@ from sgl_kernel.attention import (
     plan_decode,
 )
 from sgl_kernel.rope.ops import CachePlaces, HeadNorms, RopeTables, TokenRows, rope_cache_write
+from sgl_kernel.timing import graph_micros
 
 MAX_POSITION = 40_000
 CHECKED = (AttentionShape(32, 8, 128, 1), AttentionShape(9, 3, 64, 1), AttentionShape(32, 8, 128, 16))
@@ -144,21 +145,7 @@ def time_layers(lens: list[int], query_len: int, fused: bool, pdl: bool, device:
             torch.mm(hidden, weights[layer].T, out=step.turn.qkv)
             (step.fused if fused else step.two_launches)(pools[layer % num_pools])
 
-    run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    best = float("inf")
-    for _ in range(RUNS):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        for _ in range(REPEATS):
-            graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        best = min(best, begin.elapsed_time(end) * 1e3 / REPEATS / LAYERS)
-    return best
+    return graph_micros(run, REPEATS, RUNS) / LAYERS
 
 
 def main() -> None:

@@ -15,7 +15,6 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -31,6 +30,7 @@ from sgl_kernel.linear.ops import (
     split_counters,
 )
 from sgl_kernel.linear.variants import TORCH, Variant, candidates
+from sgl_kernel.timing import graph_micros
 
 COPIES_BYTES = 400e6  # of weights in one graph, several times an H200's L2
 RUNS, REPEATS = 5, 4
@@ -94,7 +94,7 @@ class Case:
         self._once(self.weights[0], variant, pdl)
 
     def micros(self, variant: Variant, pdl: bool) -> float:
-        return graph_time(functools.partial(self.run, variant, pdl)) / len(self.weights)
+        return graph_micros(functools.partial(self.run, variant, pdl), REPEATS, RUNS) / len(self.weights)
 
     def error(self, variant: Variant, pdl: bool) -> float:
         self.out.fill_(float("nan"))
@@ -108,25 +108,6 @@ class Case:
         expected = torch.empty_like(got)
         small_linear_ref(self.x.double(), weight.double(), wide, expected)
         return float((got - expected).norm() / expected.norm())
-
-
-def graph_time(run: Callable[[], None]) -> float:
-    """Microseconds of one replay, the best of some runs."""
-    run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    best = float("inf")
-    for _ in range(RUNS):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        for _ in range(REPEATS):
-            graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        best = min(best, begin.elapsed_time(end) * 1e3 / REPEATS)
-    return best
 
 
 def main() -> None:

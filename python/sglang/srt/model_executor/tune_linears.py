@@ -19,6 +19,7 @@ import torch
 from sgl_kernel._dispatch import device_info
 from sgl_kernel.launch import compile_ahead
 from sgl_kernel.linear.variants import Problem, Variant, candidates
+from sgl_kernel.timing import graph_micros
 from sglang.srt.layers.kernel_linear import KernelChoices, Use, carry_out
 
 RunStep = Callable[[], object]
@@ -135,22 +136,8 @@ def _settle(choices: KernelChoices, teller: _Teller, micros: Callable[[RunStep],
 def _graph_micros(run: RunStep) -> float:
     """Microseconds of one replay; infinite where a kernel does not fit on this device."""
     try:
-        run()
+        return graph_micros(run, REPLAYS, RUNS)
     except Exception as error:
         if "out of resource" in str(error):  # more shared memory than the device has
             return float("inf")
         raise
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    best = float("inf")
-    for _ in range(RUNS):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        for _ in range(REPLAYS):
-            graph.replay()
-        end.record()
-        end.synchronize()
-        best = min(best, start.elapsed_time(end))
-    return best * 1e3 / REPLAYS
