@@ -89,3 +89,14 @@ class AttentionBackend(Protocol):
     def places(self, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Pool places of (slot, position) pairs; same shape as its arguments, int64."""
         ...
+
+
+def pool_places(
+    page_table: torch.Tensor,  # [slots, max_pages] int32
+    page_size: int,
+    slots: torch.Tensor,
+    positions: torch.Tensor,
+) -> torch.Tensor:
+    """Pool places of (slot, position) pairs; same shape as these, int64."""
+    pages = page_table[slots, positions // page_size]
+    return pages.to(torch.int64) * page_size + positions % page_size

@@ -22,6 +22,7 @@ from sglang.srt.layers.attention.base import (
     LayerAttention,
     PrefillRows,
     ScratchRows,
+    pool_places,
 )
 from sglang.srt.mem_cache.kv_pool import MHAKVPool
 
@@ -44,8 +45,7 @@ class TorchNativeAttention:
 
     def places(self, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Pool places of (slot, position) pairs; same shape as its arguments, int64."""
-        pages = self.page_table[slots, positions // self.page_size]
-        return pages.to(torch.int64) * self.page_size + positions % self.page_size
+        return pool_places(self.page_table, self.page_size, slots, positions)
 
     def decode(self, rows: DecodeRows) -> LayerAttention:
         return self._decode(rows)

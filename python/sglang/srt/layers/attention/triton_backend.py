@@ -25,7 +25,14 @@ from sgl_kernel.attention import (
     store_kv,
 )
 from sgl_kernel.rope.ops import CachePlaces, HeadNorms, RopeTables, TokenRows, rope_cache_write
-from sglang.srt.layers.attention.base import Block, DecodeRows, LayerAttention, PrefillRows, ScratchRows
+from sglang.srt.layers.attention.base import (
+    Block,
+    DecodeRows,
+    LayerAttention,
+    PrefillRows,
+    ScratchRows,
+    pool_places,
+)
 from sglang.srt.layers.attention.heads import HeadProduct, Positions
 from sglang.srt.mem_cache.kv_pool import MHAKVPool
 
@@ -68,8 +75,7 @@ class TritonAttention:
 
     def places(self, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Pool places of (slot, position) pairs; same shape as its arguments, int64."""
-        pages = self.page_table[slots, positions // self.page_size]
-        return pages.to(torch.int64) * self.page_size + positions % self.page_size
+        return pool_places(self.page_table, self.page_size, slots, positions)
 
     def decode(self, rows: DecodeRows) -> LayerAttention:
         return self._decode(rows)
