@@ -171,6 +171,16 @@ class GraphSet:
 
 
 @dataclass(frozen=True, slots=True)
+class StepCost:
+    """Seconds of a decode step of one captured size: fixed_s + per_kv_token_s * (sum of the rows' KV lengths)."""
+
+    draft_len: int  # 0: plain
+    rows: int
+    fixed_s: float
+    per_kv_token_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class ExecutorInfo:
     """What a scheduler must know of an executor."""
 
@@ -186,3 +196,5 @@ class ExecutorInfo:
     device: str = "cpu"  # or cuda
     default_chunk: int = 512  # prompt tokens of a step where the user says nothing
     graphs: tuple[GraphSet, ...] = ()
+    costs: tuple[StepCost, ...] = ()  # () where nothing was measured
+    draft_lens: tuple[int, ...] = ()  # of speculative steps that are prepared, ascending; () without a drafter
