@@ -172,7 +172,7 @@ class GraphSet:
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Seconds of a decode step of one captured size: fixed_s + per_kv_token_s * (sum of the rows' KV lengths)."""
+    """Seconds of a decode step of one size: fixed_s + per_kv_token_s * (sum of the rows' KV lengths)."""
 
     draft_len: int  # 0: plain
     rows: int
@@ -197,4 +197,10 @@ class ExecutorInfo:
     default_chunk: int = 512  # prompt tokens of a step where the user says nothing
     graphs: tuple[GraphSet, ...] = ()
     costs: tuple[StepCost, ...] = ()  # () where nothing was measured
-    draft_lens: tuple[int, ...] = ()  # of speculative steps that are prepared, ascending; () without a drafter
+    draft_lens: tuple[int, ...] = ()  # of the speculative steps prepared, ascending; () without a drafter
+
+    def most_rows(self, draft_len: int) -> int:
+        """Decode rows that a speculative step of ``draft_len`` may have; 0: there are none of that length."""
+        if draft_len not in self.draft_lens:
+            return 0
+        return next((g.sizes[-1] for g in self.graphs if g.draft_len == draft_len), self.max_spec_rows)
