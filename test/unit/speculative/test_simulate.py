@@ -142,6 +142,36 @@ def test_a_shorter_chain_has_its_own_longest() -> None:
     assert torch.equal(tokens[:, 1:], choice[:, :-1])
 
 
+def test_a_shorter_chain_takes_the_same_drafts() -> None:
+    """A drafter is not better for being asked for less."""
+    for method in METHODS:
+        one, other = (SimulatedAcceptance(SimulationSettings(2.2, method), 3, "cpu") for _ in range(2))
+        root, slots = torch.randint(9000, (64,)), torch.randint(99, (64,))
+        full, short = torch.zeros(64, 4).long(), torch.zeros(64, 3).long()
+        one.rewrite(full, full.clone(), root, slots)
+        other.rewrite(short, short.clone(), root, slots)
+        assert torch.equal(full[:, :3], short)
+
+
+@pytest.mark.parametrize("length", [1.0, 1.3, 2.5, 4.0])
+def test_geometric_drafts_are_all_as_likely(length: float) -> None:
+    first, second, third = SimulatedAcceptance(SimulationSettings(length, "geometric"), 3, "cpu").survival
+    assert 1 + first + second + third == pytest.approx(length)
+    assert second == pytest.approx(first**2) and third == pytest.approx(first**3)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_another_length_in_place(method: str) -> None:
+    """A graph holds the table's address: a new length has to arrive in the same one."""
+    run = Run(SimulationSettings(1.4, method), _chain, rows=16)
+    table = run.simulated._misses
+    assert _mean(run, steps=250) == pytest.approx(1.4, rel=0.02)
+    run.simulated.set_length(2.9)
+    assert run.simulated._misses is table
+    assert _mean(run, steps=250) == pytest.approx(2.9, rel=0.02)
+    assert 1 + sum(run.simulated.survival) == pytest.approx(2.9)
+
+
 class NothingGoesToTheHost(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
@@ -186,7 +216,12 @@ def test_settings(environ: dict[str, str], expected: SimulationSettings | None) 
     [
         ({"SGLANG_SIMULATE_ACC_LEN": "much"}, SpecShape(3), 500, "ACC_LEN needs a number, got 'much'"),
         ({"SGLANG_SIMULATE_ACC_LEN": "nan"}, SpecShape(3), 500, "ACC_LEN needs a number"),
-        ({"SGLANG_SIMULATE_ACC_METHOD": "binomial"}, SpecShape(3), 500, "one of match-expected, multinomial"),
+        (
+            {"SGLANG_SIMULATE_ACC_METHOD": "binomial"},
+            SpecShape(3),
+            500,
+            "one of match-expected, multinomial, geometric",
+        ),
         ({"SGLANG_SIMULATE_ACC_TOKEN_MODE": "real"}, SpecShape(3), 500, "one of fixed, real-draft-token"),
         (
             {"SGLANG_SIMULATE_ACC_TOKEN_MODE": "real-draft-token"},

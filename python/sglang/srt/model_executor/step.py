@@ -73,7 +73,7 @@ class StepRunner:
         drafter: Drafter | None,
         simulated: TokenRewriter | None = None,
     ) -> None:
-        self._simulated = simulated
+        self.simulated = simulated  # the decode step on a GPU has the same one
         self._state = state
         self._sampler = sampler
         self._model = model
@@ -96,9 +96,9 @@ class StepRunner:
         """Choose, accept, and leave the state as the next step finds it."""
         batch, hidden, aux = forward.batch, forward.hidden, forward.aux
         choice = self._choose(batch, hidden)
-        if self._simulated is not None:
+        if self.simulated is not None:
             tokens, parents = batch.tree.tokens, None if batch.tree.mask is None else batch.tree.parents
-            self._simulated.rewrite(tokens, choice.tokens, batch.root_position, batch.slots, parents)
+            self.simulated.rewrite(tokens, choice.tokens, batch.root_position, batch.slots, parents)
         cap = self._sampler.states.draft_cap[batch.slots]
         num_columns = min(plan.draft_len + 1, batch.num_nodes)
         accepted = accept(batch.tree, choice.tokens, cap, num_columns)

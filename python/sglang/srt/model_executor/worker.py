@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from sglang.srt.mem_cache.kv_pool import MHAKVPool
+from sglang.srt.model_executor.accept import TokenRewriter
 from sglang.srt.model_executor.config import WorkerConfig
 from sglang.srt.model_executor.drafter import Drafter
 from sglang.srt.model_executor.results import Executed, pack
@@ -35,6 +36,11 @@ class Worker:
         self.drafter = drafter
         self._runner = runner
         self._decode_steps = decode_steps
+
+    @property
+    def simulated(self) -> TokenRewriter | None:
+        """For benchmarks that change it, between two steps only."""
+        return self._runner.simulated
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> Executed | None:

@@ -1,6 +1,8 @@
 """Simulated acceptance: how long a speculative step's output is, whatever the drafter guesses.
 
-For benchmarks with random weights (SGLang's ``SGLANG_SIMULATE_ACC_LEN``, ``_METHOD`` and ``_TOKEN_MODE``).
+For benchmarks with random weights (SGLang's ``SGLANG_SIMULATE_ACC_LEN``, ``_METHOD`` and ``_TOKEN_MODE``;
+the method "geometric" is ours: every draft is as likely as the one before it, which a trained drafter is
+nearer to). The length is that of a step with all drafts; a step with fewer takes as many of the same ones.
 Drafts and choices are made as always; then, before ``accept``, the nodes' own tokens are rewritten so
 that just the wanted number of drafts equals the choice at their parent. What is put out is no longer
 the model's text. Everything happens on the device, from tables made at the start: a CUDA graph
@@ -11,8 +13,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
@@ -21,7 +23,7 @@ from sglang.srt.model_executor.step_plan import SpecShape
 
 logger = logging.getLogger(__name__)
 
-METHODS: Final = ("match-expected", "multinomial")
+METHODS: Final = ("match-expected", "multinomial", "geometric")
 TOKEN_MODES: Final = ("fixed", "real-draft-token")
 FIXED_TOKEN: Final = 100
 NO_TOKEN: Final = -1  # equal to no choice
@@ -67,12 +69,21 @@ class SimulatedAcceptance:
     """``rewrite`` goes between the choice and ``accept``."""
 
     def __init__(self, settings: SimulationSettings, num_steps: int, device: torch.device | str) -> None:
+        self._settings = settings
         self._num_steps = num_steps
         self._one_draw_a_step = settings.method == "match-expected"
         self._fixed = settings.token_mode == "fixed"
         self._counter = torch.zeros(1, dtype=torch.int64, device=device)  # [1] speculative steps so far
-        # [draws, k] bool for every number of drafts k: does draft j + 1 fail?
-        self._misses = {k: _miss_table(settings, k).to(device) for k in range(1, num_steps + 1)}
+        self.survival = _survival(settings, num_steps)  # P(draft j is taken) for j = 1 … num_steps
+        self._misses = _miss_table(settings.method, self.survival).to(device)  # [draws, num_steps] bool
+
+    def set_length(self, length: float) -> None:
+        """Another mean; the table is filled in place, so captured graphs go by it. Between two steps only."""
+        self._settings = replace(self._settings, length=length)
+        self.survival = _survival(self._settings, self._num_steps)
+        self._misses.copy_(_miss_table(self._settings.method, self.survival))
+        if self._misses.is_cuda:  # steps are on a stream of their own
+            torch.cuda.synchronize(self._misses.device)
 
     def rewrite(
         self,
@@ -112,7 +123,7 @@ class SimulatedAcceptance:
         """
         once = self._one_draw_a_step
         index = self._counter.add_(1) if once else torch.add(root, slots, alpha=_SLOT_STRIDE)
-        return self._misses[num_drafts].index_select(0, index & (_TABLE_SIZE - 1))
+        return self._misses.index_select(0, index & (_TABLE_SIZE - 1))[:, :num_drafts]
 
     def _confirm_first_children(
         self, tokens: torch.Tensor, parents: torch.Tensor, misses: torch.Tensor
@@ -169,30 +180,35 @@ def _one_of(environ: Mapping[str, str], name: str, known: tuple[str, ...]) -> st
     return given
 
 
-def _miss_table(settings: SimulationSettings, num_drafts: int) -> torch.Tensor:
+def _survival(settings: SimulationSettings, num_drafts: int) -> tuple[float, ...]:
+    """P(m >= j) for j = 1 … num_drafts, m being the number of drafts taken of so many."""
+    mean = min(max(settings.length, 1.0), num_drafts + 1.0) - 1.0
+    find = {"match-expected": _floor_or_ceil, "multinomial": _rounded_normal, "geometric": _geometric}
+    return tuple(find[settings.method](mean, num_drafts))
+
+
+def _miss_table(method: str, survival: tuple[float, ...]) -> torch.Tensor:
     """[_TABLE_SIZE, num_drafts] bool, on the CPU. Draft j is taken where the draw u is below P(m >= j).
 
     For one draw a step, u runs through multiples of the golden section, so that also a short run has
     the mean asked for; else u are shuffled, evenly spread values.
     """
     places = torch.arange(_TABLE_SIZE, dtype=torch.float64)
-    if settings.method == "match-expected":
+    if method == "match-expected":
         u = (places * _GOLDEN).frac()
     else:
         order = torch.randperm(_TABLE_SIZE, generator=torch.Generator().manual_seed(0))
         u = (places[order] + 0.5) / _TABLE_SIZE
-    mean = min(max(settings.length, 1.0), num_drafts + 1.0) - 1.0
-    find = _floor_or_ceil if settings.method == "match-expected" else _rounded_normal
-    return u[:, None] >= torch.tensor(find(mean, num_drafts), dtype=torch.float64)
+    return u[:, None] >= torch.tensor(survival, dtype=torch.float64)
 
 
 def _floor_or_ceil(mean: float, num_drafts: int) -> list[float]:
-    """P(m >= j) for j = 1 … num_drafts: m is one of the two whole numbers around the mean."""
+    """m is one of the two whole numbers around the mean."""
     return [min(max(mean - j, 0.0), 1.0) for j in range(num_drafts)]
 
 
 def _rounded_normal(mean: float, num_drafts: int) -> list[float]:
-    """P(m >= j): m is a normal of standard deviation 1, rounded and cut to 0 … num_drafts.
+    """m is a normal of standard deviation 1, rounded and cut to 0 … num_drafts.
 
     Cutting moves the mean, so the normal's centre is placed where the mean comes out as asked.
     """
@@ -200,8 +216,21 @@ def _rounded_normal(mean: float, num_drafts: int) -> list[float]:
     def survival(centre: float) -> list[float]:
         return [0.5 * math.erfc((j - 0.5 - centre) / math.sqrt(2)) for j in range(1, num_drafts + 1)]
 
-    low, high = -40.0, num_drafts + 40.0
+    return survival(_solve(lambda x: sum(survival(x)), mean, -40.0, num_drafts + 40.0))
+
+
+def _geometric(mean: float, num_drafts: int) -> list[float]:
+    """Each draft is taken with the same probability where those before it are."""
+
+    def survival(rate: float) -> list[float]:
+        return [rate**j for j in range(1, num_drafts + 1)]
+
+    return survival(_solve(lambda x: sum(survival(x)), mean, 0.0, 1.0))
+
+
+def _solve(rising: Callable[[float], float], wanted: float, low: float, high: float) -> float:
+    """Where a function that rises is as wanted."""
     for _ in range(100):
-        centre = (low + high) / 2
-        low, high = (centre, high) if sum(survival(centre)) < mean else (low, centre)
-    return survival((low + high) / 2)
+        middle = (low + high) / 2
+        low, high = (middle, high) if rising(middle) < wanted else (low, middle)
+    return (low + high) / 2
