@@ -61,6 +61,7 @@ setup(
     package_dir={"": "python"},
     packages=find_packages(where="python"),
     package_data={
+        "sglang.benchmark": ["data/*.jsonl", "data/README.md"],
         "sglang.embedded": [
             "smollm2-eagle3/config.json",
             "smollm2-eagle3/model.safetensors",
