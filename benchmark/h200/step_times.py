@@ -4,7 +4,8 @@
     python benchmark/h200/step_times.py --table step_times.jsonl     # the tables again
 
 One executor without a drafter, one with an EAGLE-3 chain of 3 drafts, one with a tree; prompts of 1024
-tokens, 256 outputs a row. Their pages are filled once; each case then begins from them.
+tokens, 256 outputs a row. Their pages are filled once; each case then begins from them. Prefill is timed with
+the first two of them in one process, in turn: the GPU's clock, which moves it by 10 %, is the same for both.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ from sglang.bench_one_batch_cases import OneBatch, decode_times, places_needed
 from sglang.srt.model_executor.executor import Executor
 
 MODES = {"plain": [0], "spec": [3], "alternate": [3, 0]}  # draft lengths in turn
-PARTS = ("plain", "chain", "tree", "start")
+PARTS = ("plain", "chain", "tree", "start", "prefill")
+PREFILL_PASSES = 3  # times the passes of decode cases: they are short
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +96,22 @@ class Filled:
         return OneBatch(self._executor, self._prompts[:rows], self._places)
 
 
-def prefill_cases(executor: Executor, sizes: Sizes, passes: int, out: Records, **labels: object) -> None:
-    """The first run of each shape is not counted: kernels may be compiled in it."""
+def prefill_cases(by_drafter: dict[bool, Executor], sizes: Sizes, passes: int, out: Records) -> None:
+    """Each shape in every executor in turn; the first round is not counted: kernels may be compiled in it."""
     for rows, length in sizes.prefill:
-        prompts = random_prompts(executor.info.vocab_size, rows, length)
         for number in range(-1, passes):
-            time = OneBatch(executor, prompts, length + 2).prefill()
-            if number >= 0:
-                out.add("prefill", batch=rows, input_len=length, number=number, **labels, **asdict(time))
+            for drafter, executor in by_drafter.items():
+                prompts = random_prompts(executor.info.vocab_size, rows, length)
+                time = OneBatch(executor, prompts, length + 2).prefill()
+                if number >= 0:
+                    out.add(
+                        "prefill",
+                        batch=rows,
+                        input_len=length,
+                        number=number,
+                        drafter=drafter,
+                        **asdict(time),
+                    )
 
 
 def decode_cases(
@@ -143,21 +153,19 @@ class Setting:
     def run(self, part: str) -> None:
         runs = {
             "plain": self._run_plain, "chain": self._run_chain, "tree": self._run_tree,
-            "start": self._run_start,
+            "start": self._run_start, "prefill": self._run_prefill,
         }  # fmt: skip
         runs[part]()
 
     def _run_plain(self) -> None:
         rows = max(self.sizes.plain)
         with started(self.wanted(None, rows), self.out, "plain") as executor:
-            self._prefill(executor, drafter=False)
             filled = Filled(executor, self.sizes, rows)
             decode_cases(filled, {"plain": self.sizes.plain}, self.passes, self.out, drafter=False)
 
     def _run_chain(self) -> None:
         sizes, rows = self.sizes, max(self.sizes.plain)
         with started(self.wanted(CHAIN, rows, max(sizes.spec)), self.out, "chain") as executor:
-            self._prefill(executor, drafter=True)
             by_mode = {"plain": sizes.plain, "spec": sizes.spec, "alternate": sizes.alternate}
             filled = Filled(executor, sizes, rows)
             decode_cases(filled, by_mode, self.passes, self.out, drafter=True)
@@ -177,8 +185,16 @@ class Setting:
         with started(wanted, self.out, "startup"):
             pass
 
-    def _prefill(self, executor: Executor, drafter: bool) -> None:
-        prefill_cases(executor, self.sizes, self.passes, self.out, drafter=drafter)
+    def _run_prefill(self) -> None:
+        rows = max(rows for rows, _ in self.sizes.prefill)
+        small = replace(self.sizes, plain=(1,), output_len=1)  # no decode step is timed here
+        of = replace(self, sizes=small)
+        with (
+            started(of.wanted(None, rows), self.out, "prefill") as plain,
+            started(of.wanted(CHAIN, rows, 1), self.out, "prefill with a drafter") as drafting,
+        ):
+            passes = PREFILL_PASSES * self.passes
+            prefill_cases({False: plain, True: drafting}, self.sizes, passes, self.out)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

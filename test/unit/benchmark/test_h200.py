@@ -67,8 +67,9 @@ def test_step_times(
     for line in decode:
         mean = {"plain": 1, "spec": 2, "tree": 2, "alternate": 1.5}[line["mode"]]
         assert line["tokens_per_row"] == pytest.approx(mean, abs=0.1)
-    assert len(_lines(file, "prefill")) == 2 * 2 * 3
-    assert [x["note"] for x in _lines(file, "start")] == ["plain", "chain", "tree", "startup"]
+    assert len(_lines(file, "prefill")) == 2 * 2 * 3 * step_times.PREFILL_PASSES
+    starts = ["plain", "chain", "tree", "startup", "prefill", "prefill with a drafter"]
+    assert [x["note"] for x in _lines(file, "start")] == starts
     printed = capsys.readouterr().out
     assert step_times.main(["--table", str(file)]) == 0
     assert capsys.readouterr().out in printed
@@ -114,8 +115,11 @@ def test_tables_take_the_better_pass_and_judge_it() -> None:
         *_decode("alternate", True, 1, 5.2),
         *_decode("plain", False, 128, 10.97 / 1.04),
         *_decode("spec", True, 128, 21.67 * 0.8),
-        {"kind": "prefill", "device": "d", "drafter": False, "batch": 8, "input_len": 1024, "wall_s": 0.2},
-        {"kind": "prefill", "device": "d", "drafter": True, "batch": 8, "input_len": 1024, "wall_s": 0.22},
+        *(
+            {"kind": "prefill", "device": "d", "batch": 8, "input_len": 1024, "number": n} | values
+            for n, seconds in enumerate((0.2, 0.3, 0.4))
+            for values in ({"drafter": False, "wall_s": seconds}, {"drafter": True, "wall_s": 1.1 * seconds})
+        ),
         {"kind": "start", "device": "d", "note": "startup", "seconds": 50.0, "info": {"graphs": GRAPHS}},
     ]
     found = {bar.what: (round(bar.value, 3), bar.verdict) for bar in bars(lines)}
