@@ -19,6 +19,8 @@ class Reason(StrEnum):
     MANUAL = "manual"  # the threshold was changed by hand since the last decode step
     MEMORY = "memory"
     REQUEST = "request"  # every row is capped at 0 drafts
+    COST = "cost"  # `auto`: the most expected tokens per second
+    PROBE = "probe"  # `auto`: to see what another length is worth now
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,8 @@ class SwitchCounter:
         to = "spec" if decision.draft_len else "plain"
         # What held speculation back is what its return is about.
         cause = last.reason if decision.draft_len else decision.reason
+        if Reason.PROBE in (last.reason, decision.reason):
+            cause = Reason.PROBE  # there and back
         if threshold != last_threshold and cause is Reason.BATCH_SIZE:
             cause = Reason.MANUAL
         switch = (to, str(cause))

@@ -1,0 +1,82 @@
+"""What ``auto`` remembers from step to step: costs, acceptance, and what probes may still cost.
+
+The scheduler owns one, asks it when it plans a decode step and tells it what each committed one was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sglang.srt.speculative.acceptance import AcceptanceEstimate
+from sglang.srt.speculative.auto import AutoInput, Beliefs, choose
+from sglang.srt.speculative.cost_model import CostModel
+from sglang.srt.speculative.cost_table import CostTable
+from sglang.srt.speculative.toggle import Decision, Reason
+
+PROBE_FRACTION: Final = 0.003  # of the time of steps that are no probes
+MOST_CREDIT_STEPS: Final = 16.0  # credit that is kept, in steps of the present length
+
+
+@dataclass(frozen=True, slots=True)
+class ClassTally:
+    """Rows of one class in a speculative step."""
+
+    name: str
+    proposed_by_depth: tuple[int, ...]  # rows that could accept a draft at depth 1, 2, …
+    correct_by_depth: tuple[int, ...]  # rows that did
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedStep:
+    """A decode step that was carried out (no mixed one)."""
+
+    decision: Decision
+    num_rows: int  # as planned, rows of requests that ended meanwhile included: the device ran them
+    kv_tokens: int  # as given to ``decide``
+    device_time_s: float
+    tallies: tuple[ClassTally, ...] = ()  # () of a plain step
+
+
+class AutoController:
+    def __init__(
+        self,
+        table: CostTable,
+        num_steps: int,
+        prior: Mapping[str, Sequence[float]] | None = None,
+        probe_fraction: float = PROBE_FRACTION,
+    ) -> None:
+        self._costs = CostModel(table)
+        self._acceptance = AcceptanceEstimate(num_steps, prior)
+        self._probe_fraction = probe_fraction
+        self._credit_s = 0.0
+        self._charged_s = 0.0
+        self._num_probes = 0
+
+    def decide(self, state: AutoInput) -> Decision:
+        choice = choose(state, Beliefs(self._costs, self._acceptance, self._credit_s))
+        if choice.decision.reason is Reason.PROBE:  # paid when planned: steps overlap
+            self._credit_s -= choice.charge_s
+            self._charged_s += choice.charge_s
+            self._num_probes += 1
+        return choice.decision
+
+    def observe(self, step: CommittedStep) -> None:
+        draft_len, seconds = step.decision.draft_len, step.device_time_s
+        self._costs.observe(draft_len, step.num_rows, step.kv_tokens, seconds)
+        self._acceptance.step()
+        for tally in step.tallies:
+            self._acceptance.observe(tally.name, tally.proposed_by_depth, tally.correct_by_depth)
+        if step.decision.reason is not Reason.PROBE and self._credit_s < MOST_CREDIT_STEPS * seconds:
+            self._credit_s += self._probe_fraction * seconds
+
+    def figures(self) -> dict[str, Any]:
+        """For ``/server_info``."""
+        return {
+            "acceptance": self._acceptance.figures(),
+            "cost_corrections": self._costs.figures(),
+            "probes": self._num_probes,
+            "probe_credit_s": self._credit_s,
+            "probe_charged_s": self._charged_s,
+        }
