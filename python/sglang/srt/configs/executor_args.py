@@ -25,6 +25,10 @@ class ExecutorArgs:
     num_draft_tokens: int = 0  # the root counts; 0: num_steps + 1
     # Decode rows a speculative step may have; None: all slots, on CUDA the plain graphs' largest.
     capture_max_bs: int | None = None
+    # Draft lengths of the speculative steps to prepare, and the most rows of each (None: capture_max_bs);
+    # (): num_steps alone. Where nothing is captured, steps of every length can be run.
+    spec_rows: tuple[tuple[int, int | None], ...] = ()
+    measure_costs: bool = False  # at the start, for ExecutorInfo.costs
     # The rest is for CUDA.
     chunked_prefill_size: int | None = None  # prompt tokens of a step; None: the device's; -1: whole prompts
     max_prefill_tokens: int = 16384

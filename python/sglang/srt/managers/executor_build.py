@@ -26,11 +26,20 @@ from sglang.srt.model_executor.accept import TokenRewriter
 from sglang.srt.model_executor.config import WorkerConfig
 from sglang.srt.model_executor.dry_run import prefill_tokens
 from sglang.srt.model_executor.in_process_executor import InProcessExecutor
+from sglang.srt.model_executor.measure_costs import (
+    CPU_EFFORT,
+    CUDA_EFFORT,
+    DeviceStopwatch,
+    HostStopwatch,
+    captured_order,
+    eager_order,
+    measure_costs,
+)
 from sglang.srt.model_executor.memory import CPU_CHUNK, OutOfMemoryError, available_bytes, default_chunk
 from sglang.srt.model_executor.slot_state import SlotState
 from sglang.srt.model_executor.step import StepRunner
 from sglang.srt.model_executor.step_memory import StepSizes, step_bytes
-from sglang.srt.model_executor.step_plan import ExecutorInfo, GraphSet
+from sglang.srt.model_executor.step_plan import ExecutorInfo, GraphSet, StepCost
 from sglang.srt.model_executor.worker import Worker
 from sglang.srt.sampling.sampler import Sampler
 from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
@@ -70,10 +79,10 @@ def _build_worker(args: ExecutorArgs) -> tuple[Worker, ExecutorInfo]:
                 " smaller steps (--chunked-prefill-size, --cuda-graph-max-bs, --speculative-capture-max-bs)"
                 " or a smaller model"
             ) from error
-        return worker, _info(worker, models, chunk, graphs)
+        return worker, _info(worker, models, chunk, graphs, _costs(args, worker, graphs))
     models = load_models(args, torch.device(args.device))
     worker = _build_cpu(args, models)
-    return worker, _info(worker, models, CPU_CHUNK, ())
+    return worker, _info(worker, models, CPU_CHUNK, (), _costs(args, worker, ()))
 
 
 def _need_packages() -> None:
@@ -85,7 +94,32 @@ def _need_packages() -> None:
             )
 
 
-def _info(worker: Worker, models: LoadedModels, chunk: int, graphs: tuple[GraphSet, ...]) -> ExecutorInfo:
+def _costs(args: ExecutorArgs, worker: Worker, graphs: tuple[GraphSet, ...]) -> tuple[StepCost, ...]:
+    if not args.measure_costs:
+        return ()
+    config = worker.config
+    keys = captured_order(graphs) or eager_order(
+        _draft_lens(config, graphs), config.num_slots, config.max_spec_rows
+    )
+    if config.device.type == "cuda":
+        return measure_costs(worker, keys, CUDA_EFFORT, DeviceStopwatch())
+    return measure_costs(worker, keys, CPU_EFFORT, HostStopwatch())
+
+
+def _draft_lens(config: WorkerConfig, graphs: tuple[GraphSet, ...]) -> tuple[int, ...]:
+    """Of the speculative steps that were captured; eager ones can have any."""
+    if graphs:
+        return tuple(sorted(captured.draft_len for captured in graphs if captured.draft_len))
+    return tuple(range(1, config.spec.num_steps + 1)) if config.spec else ()
+
+
+def _info(
+    worker: Worker,
+    models: LoadedModels,
+    chunk: int,
+    graphs: tuple[GraphSet, ...],
+    costs: tuple[StepCost, ...],
+) -> ExecutorInfo:
     config = worker.config
     info = ExecutorInfo(
         num_slots=config.num_slots,
@@ -100,6 +134,8 @@ def _info(worker: Worker, models: LoadedModels, chunk: int, graphs: tuple[GraphS
         device=config.device.type,
         default_chunk=chunk,
         graphs=graphs,
+        costs=costs,
+        draft_lens=_draft_lens(config, graphs),
     )
     if info.spec is not None:
         log_spec_version(os.environ)

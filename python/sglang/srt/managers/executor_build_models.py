@@ -106,10 +106,19 @@ def worker_config(
 
 def max_spec_rows(args: ExecutorArgs, models: LoadedModels, most: int) -> int:
     """Rows of a speculative step; ``most``: where the user sets no limit."""
-    if models.spec is None:
-        return 0
+    return max(spec_rows(args, models.spec, most).values(), default=0)
+
+
+def spec_rows(args: ExecutorArgs, spec: SpecShape | None, most: int) -> dict[int, int]:
+    """Draft lengths of the speculative steps to prepare, ascending, and the rows each may have."""
+    if spec is None:
+        return {}
     asked = most if args.capture_max_bs is None else args.capture_max_bs
-    return max(1, min(asked, args.max_running_requests))
+    wanted = sorted(args.spec_rows) if args.spec_rows else [(spec.num_steps, None)]
+    return {
+        draft_len: max(1, min(asked if rows is None else rows, args.max_running_requests))
+        for draft_len, rows in wanted
+    }
 
 
 def make_pool(shape: KVShape, config: WorkerConfig) -> MHAKVPool:
@@ -130,6 +139,8 @@ def _spec_shape(args: ExecutorArgs) -> SpecShape | None:
     spec = SpecShape(args.num_steps, args.topk, args.num_draft_tokens)
     if spec.num_steps < 1 or spec.topk < 1:
         raise ExecutorArgsError(f"speculation needs at least 1 step and topk 1, got {spec}")
+    if any(not 1 <= draft_len <= spec.num_steps for draft_len, _ in args.spec_rows):
+        raise ExecutorArgsError(f"draft lengths are 1 to {spec.num_steps}, got {args.spec_rows}")
     most = spec.pool_size(spec.num_steps) + 1
     if not 2 <= spec.num_draft_tokens <= most or (spec.topk == 1 and spec.num_draft_tokens != most):
         raise ExecutorArgsError(
