@@ -27,7 +27,7 @@ INSTALL_REQUIRES = [
     "uvicorn>=0.34,<1",
 ]
 
-BENCH = ["httpx>=0.28,<1", "matplotlib>=3.9,<4", "rich>=13,<16"]
+BENCH = ["aiohttp>=3.12,<4", "httpx>=0.28,<1", "matplotlib>=3.9,<4", "rich>=13,<16"]
 
 EXTRAS_REQUIRE = {
     "cuda": [

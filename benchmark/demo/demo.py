@@ -27,6 +27,8 @@ from benchmark.demo.plot import draw
 from benchmark.demo.table import live_table, plateau_line
 from benchmark.spec_toggle import client, servers
 from benchmark.spec_toggle.prompts import HELDOUT, interleaved, read_prompts
+from benchmark.spec_toggle.protocols import Wish
+from benchmark.spec_toggle.streams import generate, open_streams
 
 PLATEAUS = (1, 2, 4, 8, 16, 8, 4, 2, 1)
 DOMAINS = ("tasks", "chat_template", "chat_free")
@@ -135,9 +137,9 @@ async def drive(url: str, arguments: argparse.Namespace, course: Course, show: C
     prompts = interleaved(read_prompts(arguments.prompts, arguments.domains))
     params: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": arguments.max_new_tokens}
     counter = TokenCounter(COUNTING_WINDOW_S, STEP_WINDOW_S)
-    async with client.open_client(url) as http:
-        await client.generate(http, prompts[-1].text, {**params, "max_new_tokens": 8})  # warm-up
-        pool = StreamPool(http, prompts, params, counter)
+    async with client.open_client(url) as http, open_streams(url) as session:
+        await generate(session, prompts[-1], Wish(8, ignore_eos=False))  # warm-up
+        pool = StreamPool(session, prompts, params, counter)
         try:
             await _plateaus(http, pool, counter, arguments, course, show)
         finally:

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-import httpx
+import aiohttp
 
-from benchmark.spec_toggle.client import GenerationError, stream_events
+from benchmark.spec_toggle.client import GenerationError
 from benchmark.spec_toggle.prompts import Prompt
+from benchmark.spec_toggle.streams import stream_events
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +59,12 @@ class StreamPool:
 
     def __init__(
         self,
-        client: httpx.AsyncClient,
+        session: aiohttp.ClientSession,
         prompts: Sequence[Prompt],
         sampling_params: dict[str, Any],
         counter: TokenCounter,
     ) -> None:
-        self._client = client
+        self._session = session
         self._prompts = prompts
         self._sampling_params = sampling_params
         self._counter = counter
@@ -104,7 +105,7 @@ class StreamPool:
     async def _request(self, text: str) -> None:
         body = {"text": text, "sampling_params": self._sampling_params}
         received = 0
-        async with aclosing(stream_events(self._client, body)) as events:
+        async with aclosing(stream_events(self._session, body)) as events:
             async for _, data in events:
                 event = json.loads(data)
                 if "error" in event:

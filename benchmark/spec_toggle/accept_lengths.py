@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,10 @@ import httpx
 
 from benchmark.spec_toggle import client, servers
 from benchmark.spec_toggle.prompts import EXPECTED_ACCEPT, HELDOUT, Prompt, by_domain, read_prompts
+from benchmark.spec_toggle.protocols import Wish
 from benchmark.spec_toggle.rates import SpecCount, spec_count
 from benchmark.spec_toggle.stats import Estimate, ratio_of_sums
+from benchmark.spec_toggle.streams import generate, open_streams
 
 ALL = "all"
 CHAT = ("chat_template", "chat_free")
@@ -102,8 +104,8 @@ def report(url: str, arguments: argparse.Namespace) -> None:
     if arguments.per_domain:
         prompts = [p for group in by_domain(prompts).values() for p in group[: arguments.per_domain]]
     drafts = int(asyncio.run(_num_steps(url)))
-    params = {"temperature": arguments.temperature, "max_new_tokens": arguments.max_new_tokens}
-    counts = asyncio.run(measure_domains(url, prompts, params, arguments.concurrency, arguments.seed))
+    wish = Wish(arguments.max_new_tokens, arguments.temperature, ignore_eos=False)
+    counts = asyncio.run(measure_domains(url, prompts, wish, arguments.concurrency, arguments.seed))
     expected = read_expected(arguments.expected, drafts, arguments.temperature)
     lengths = compare(counts, expected)
     title = f"{drafts} drafts, temperature {arguments.temperature:g}, {len(prompts)} prompts"
@@ -113,16 +115,16 @@ def report(url: str, arguments: argparse.Namespace) -> None:
 
 
 async def measure_domains(
-    url: str, prompts: Sequence[Prompt], params: dict[str, Any], concurrency: int, seed: int = 0
+    url: str, prompts: Sequence[Prompt], wish: Wish, concurrency: int, seed: int = 0
 ) -> dict[str, list[SpecCount]]:
     """Run all prompts, ``concurrency`` at a time; return each one's speculative steps by domain."""
     gate = asyncio.Semaphore(concurrency)
 
-    async with client.open_client(url) as http:
+    async with open_streams(url) as session:
 
         async def one(index: int, prompt: Prompt) -> SpecCount:
             async with gate:
-                trace = await client.generate(http, prompt.text, {**params, "sampling_seed": seed + index})
+                trace = await generate(session, prompt, replace(wish, seed=seed + index))
             return spec_count(trace.meta)
 
         results = await asyncio.gather(*(one(index, prompt) for index, prompt in enumerate(prompts)))

@@ -1,25 +1,23 @@
-"""A streaming client of ``POST /generate`` that records when every token arrived.
+"""What a finished stream says about its request, and the server's own account of itself.
 
-While a stream runs, only the arrival time and the raw bytes of each event are kept; they are parsed when
-it has ended. The client shares the processor with the server it measures, so it does as little as it can.
+Streams themselves are in `streams.py`.
 """
 
-import asyncio
 import json
 import re
-import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import httpx
-
-_DONE: Final = b"[DONE]"
 
 
 class GenerationError(RuntimeError):
     """The server answered a request with an error, or ended its stream early."""
+
+
+class ServerRefusal(RuntimeError):
+    """The server did not accept a setting; its reason is in the message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,52 +27,17 @@ class StreamTrace:
     started: float  # time.perf_counter() when the request was sent
     times: tuple[float, ...]  # [events] arrival of each event that brought tokens, same clock
     counts: tuple[int, ...]  # [events] tokens received up to and including that event
-    output_ids: tuple[int, ...]
-    meta: dict[str, Any]  # meta_info of the last event
+    output_ids: tuple[int, ...]  # () where the server doesn't tell them
+    meta: dict[str, Any]  # meta_info of the last event; what of it is known over the OpenAI endpoints
+    text: str = ""
 
 
-def open_client(base_url: str, timeout_s: float = 600.0) -> httpx.AsyncClient:
-    """Return a client without a limit on connections; ``timeout_s`` bounds each wait for the server."""
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
-    return httpx.AsyncClient(base_url=base_url, timeout=httpx.Timeout(timeout_s, connect=10.0), limits=limits)
-
-
-async def stream_events(
-    client: httpx.AsyncClient, body: dict[str, Any]
-) -> AsyncGenerator[tuple[float, bytes]]:
-    """Yield (arrival time, JSON bytes) for every server-sent event of one request.
-
-    Raises:
-        GenerationError: the server refused the request.
-    """
-    async with client.stream("POST", "/generate", json={**body, "stream": True}) as response:
-        if response.status_code != 200:
-            detail = (await response.aread()).decode("utf-8", "replace")
-            raise GenerationError(f"/generate answered {response.status_code}: {detail[:300]}")
-        rest = b""
-        async for chunk in response.aiter_raw():
-            now = time.perf_counter()
-            *events, rest = (rest + chunk).replace(b"\r\n", b"\n").split(b"\n\n")
-            for event in events:
-                data = event.removeprefix(b"data:").strip()
-                if data and data != _DONE:
-                    yield now, data
-
-
-async def generate(client: httpx.AsyncClient, text: str, sampling_params: dict[str, Any]) -> StreamTrace:
-    """Run one streaming request to its end and return its trace."""
-    started = time.perf_counter()
-    body = {"text": text, "sampling_params": sampling_params}
-    async with aclosing(stream_events(client, body)) as events:
-        received = [event async for event in events]
-    return parse_trace(started, received)
-
-
-async def generate_together(
-    client: httpx.AsyncClient, texts: Sequence[str], sampling_params: dict[str, Any]
-) -> list[StreamTrace]:
-    """Start one stream for each text at the same moment, and wait for all of them."""
-    return list(await asyncio.gather(*(generate(client, text, sampling_params) for text in texts)))
+def open_client(
+    base_url: str, timeout_s: float = 600.0, headers: Mapping[str, str] | None = None
+) -> httpx.AsyncClient:
+    """Return a client for questions and settings; ``timeout_s`` bounds each wait for the server."""
+    timeout = httpx.Timeout(timeout_s, connect=10.0)
+    return httpx.AsyncClient(base_url=base_url, timeout=timeout, headers=headers)
 
 
 def parse_trace(started: float, received: Sequence[tuple[float, bytes]]) -> StreamTrace:
@@ -95,12 +58,16 @@ def parse_trace(started: float, received: Sequence[tuple[float, bytes]]) -> Stre
             times.append(arrived)
             counts.append(count)
     meta = last.get("meta_info", {})
-    _require_finished(meta)
-    return StreamTrace(started, tuple(times), tuple(counts), tuple(last.get("output_ids") or ()), meta)
+    require_finished(meta.get("finish_reason"))
+    ids = tuple(last.get("output_ids") or ())
+    return StreamTrace(started, tuple(times), tuple(counts), ids, meta, str(last.get("text") or ""))
 
 
-def _require_finished(meta: dict[str, Any]) -> None:
-    reason = meta.get("finish_reason")
+def require_finished(reason: Mapping[str, Any] | None) -> None:
+    """
+    Raises:
+        GenerationError: the stream ended before its request, or by an abort.
+    """
     if not reason:
         raise GenerationError("the stream ended before the request was finished")
     if reason.get("type") == "abort":
@@ -131,6 +98,11 @@ async def metric(client: httpx.AsyncClient, name: str) -> float | None:
 
 
 async def set_internal_state(client: httpx.AsyncClient, changes: dict[str, Any]) -> None:
-    """Change ``server_args`` of the running server."""
+    """Change ``server_args`` of the running server.
+
+    Raises:
+        ServerRefusal: the server did not take them.
+    """
     response = await client.post("/set_internal_state", json={"server_args": changes})
-    response.raise_for_status()
+    if response.status_code != 200:
+        raise ServerRefusal(f"the server refused {changes}: {response.text[:300]}")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice, zip_longest
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 PROMPTS_FOLDER: Final = Path(__file__).resolve().parents[1] / "prompts"
 HELDOUT: Final = PROMPTS_FOLDER / "heldout.jsonl"
@@ -18,7 +18,14 @@ class Prompt:
 
     id: str
     domain: str
-    text: str
+    text: str  # "" where only the messages are known
+    messages: tuple[dict[str, Any], ...] | None = None  # the same as a conversation, for chat endpoints
+
+    def chat_messages(self) -> list[dict[str, Any]]:
+        """Return the conversation; a mere text is its only user turn."""
+        if self.messages is not None:
+            return list(self.messages)
+        return [{"role": "user", "content": self.text}]
 
 
 def read_prompts(path: Path = HELDOUT, domains: Sequence[str] | None = None) -> list[Prompt]:

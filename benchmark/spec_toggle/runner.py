@@ -12,9 +12,11 @@ from typing import Any
 from benchmark.spec_toggle import client
 from benchmark.spec_toggle.client import StreamTrace
 from benchmark.spec_toggle.prompts import Prompt, stretch
+from benchmark.spec_toggle.protocols import Wish
 from benchmark.spec_toggle.rates import add_spec_counts, add_waves, spec_count, wave_rate
 from benchmark.spec_toggle.records import PLAIN, PLAIN_WITH_DRAFTER, SPEC, TOGGLE, RunRecord
 from benchmark.spec_toggle.servers import Server, ServerError
+from benchmark.spec_toggle.streams import generate_together, open_streams
 
 WARMUP_TOKENS = 4
 FILL_AT_ONCE = 4
@@ -88,16 +90,16 @@ async def run_round(
     prompts = work.prompts_of(index)
     servers = list({mode.server.name: mode.server for mode in modes}.values())
     for server in servers:
-        with _alone(server, servers):
+        with alone(server, servers):
             await _fill_cache(server, prompts, work.timeout_s)
     for streams in work.stream_counts:
         waves = work.waves(prompts, streams)
         for mode in modes:
             if mode.name != TOGGLE:  # it runs the others' steps
-                with _alone(mode.server, servers):
+                with alone(mode.server, servers):
                     await asyncio.wait_for(_drive(mode, waves[:1], WARMUP_TOKENS), work.timeout_s)
         for position, mode in enumerate(order.sample(modes, len(modes))):
-            with _alone(mode.server, servers):
+            with alone(mode.server, servers):
                 run = _drive(mode, waves, work.tokens_at(streams))
                 traces = await asyncio.wait_for(run, work.timeout_s)
             prompt_ids = tuple(prompt.id for wave in waves for prompt in wave)
@@ -116,27 +118,19 @@ def require_mode(record: RunRecord) -> None:
 
 async def _fill_cache(server: Server, prompts: Sequence[Prompt], timeout_s: float) -> None:
     """Let the server prefill every prompt once, a few at a time."""
-    texts = [prompt.text for prompt in prompts]
-    async with client.open_client(server.base_url) as http:
-        for begin in range(0, len(texts), FILL_AT_ONCE):
-            wave = client.generate_together(http, texts[begin : begin + FILL_AT_ONCE], _greedy(1))
+    async with open_streams(server.base_url) as session:
+        for begin in range(0, len(prompts), FILL_AT_ONCE):
+            wave = generate_together(session, prompts[begin : begin + FILL_AT_ONCE], Wish(1))
             await asyncio.wait_for(wave, timeout_s)
 
 
 async def _drive(mode: Mode, waves: Sequence[Sequence[Prompt]], tokens: int) -> list[list[StreamTrace]]:
     """Set the mode, run the waves, and return their traces."""
-    async with client.open_client(mode.server.base_url) as http:
-        if mode.change:
+    if mode.change:
+        async with client.open_client(mode.server.base_url) as http:
             await client.set_internal_state(http, mode.change)
-        return [
-            await client.generate_together(http, [prompt.text for prompt in wave], _greedy(tokens))
-            for wave in waves
-        ]
-
-
-def _greedy(tokens: int) -> dict[str, Any]:
-    """Exactly ``tokens`` long."""
-    return {"temperature": 0.0, "max_new_tokens": tokens, "ignore_eos": True}
+    async with open_streams(mode.server.base_url) as session:
+        return [await generate_together(session, wave, Wish(tokens)) for wave in waves]
 
 
 def _record(
@@ -166,16 +160,17 @@ def _record(
         steps_plain=sum(int(trace.meta["decode_steps_plain"]) for trace in finished),
         steps_spec=sum(int(trace.meta["decode_steps_spec"]) for trace in finished),
         prompt_ids=prompt_ids,
-        text_hashes=tuple(_digest(trace) for trace in finished),
+        text_hashes=tuple(digest(trace) for trace in finished),
     )
 
 
-def _digest(trace: StreamTrace) -> str:
-    return hashlib.sha256(repr(trace.output_ids).encode()).hexdigest()[:16]
+def digest(trace: StreamTrace) -> str:
+    """Return a short hash of what was generated: of the ids, or of the text where they aren't told."""
+    return hashlib.sha256(repr(trace.output_ids or trace.text).encode()).hexdigest()[:16]
 
 
 @contextmanager
-def _alone(server: Server, servers: Sequence[Server]) -> Iterator[None]:
+def alone(server: Server, servers: Sequence[Server]) -> Iterator[None]:
     """Freeze the other servers for a while: an idle one is not quite idle."""
     others = [other for other in servers if other is not server]
     for other in others:

@@ -21,6 +21,7 @@ from benchmark.demo.monitor import IDLE, Sample, take_sample
 from benchmark.spec_toggle import servers
 from benchmark.spec_toggle.accept_lengths import compare, measure_domains, read_expected
 from benchmark.spec_toggle.prompts import EXPECTED_ACCEPT, Prompt
+from benchmark.spec_toggle.protocols import Wish
 from benchmark.spec_toggle.rates import SpecCount
 from benchmark.spec_toggle.records import MODES, PLAIN, PLAIN_WITH_DRAFTER, SPEC, TOGGLE, RunRecord
 from benchmark.spec_toggle.runner import Workload, modes_of, require_mode, run_round
@@ -103,7 +104,7 @@ def test_few_streams_get_more_tokens_and_rounds_other_prompts() -> None:
 
 
 def test_accept_lengths_by_domain(fake: Server) -> None:
-    measured = asyncio.run(measure_domains(fake.base_url, PROMPTS, {"max_new_tokens": 31}, concurrency=2))
+    measured = asyncio.run(measure_domains(fake.base_url, PROMPTS, Wish(31), concurrency=2))
     assert sorted(measured) == ["a", "b"]
     assert all(count.accept_length == 3.0 for counts in measured.values() for count in counts)
     assert len(measured["a"]) == 3
