@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from sglang.srt.entrypoints.http_server import listen, serve
 from sglang.srt.entrypoints.prepare import StartError, prepare
+from sglang.srt.managers.mode_args import when_speculative
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.utils.flags import ServerArgsError, exit_with_error
 from sglang.srt.utils.installation import upstream_conflict
@@ -44,11 +45,9 @@ def _log_speculation(args: ServerArgs) -> None:
     if args.speculative_algorithm is None:
         logger.info("Decoding plainly: no drafter.")
         return
-    threshold = args.speculative_disable_bs_threshold
-    when = "always" if threshold is None else f"while at most {threshold} requests decode"
     logger.info(
         "Speculating %s: %s, %d steps, topk %d, %d draft tokens.",
-        when,
+        when_speculative(args),
         args.speculative_algorithm,
         args.speculative_num_steps,
         args.speculative_eagle_topk,

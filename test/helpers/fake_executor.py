@@ -142,7 +142,7 @@ class FakeExecutor:
         if plan.draft_len:
             spec = self._info.spec
             assert spec is not None and plan.draft_len <= spec.num_steps
-            assert len(plan.decode_slots) <= self._info.max_spec_rows
+            assert len(plan.decode_slots) <= self._info.most_rows(plan.draft_len)
 
     # ---- carrying out --------------------------------------------------------------------------
 
@@ -202,8 +202,7 @@ class FakeExecutor:
         assert length <= bound, f"length {length} is over the bound {bound}"
         spec = self._info.spec
         num_nodes = spec.num_nodes(draft_len) if spec else 1
-        reach = spec.num_draft_tokens if spec and draft_len else 1
-        assert len(slot.pages) * self._info.page_size >= bound + reach, "pages end before the step does"
+        assert len(slot.pages) * self._info.page_size >= bound + num_nodes, "pages end before the step does"
         ids = [*self._history(slot), slot.next_token]
         chosen: list[int] = []
         for _ in range(self._num_accepted(slot, draft_len) + 1):

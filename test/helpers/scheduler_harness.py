@@ -27,6 +27,7 @@ from sglang.srt.mem_cache.prefix_cache import NoCache, PrefixCache
 from sglang.srt.mem_cache.radix_cache import RadixCache
 from sglang.srt.model_executor.step_plan import ExecutorInfo, GraphSet, SlotSampling, SpecShape
 from sglang.srt.sampling.sampling_params import SamplingParams
+from sglang.srt.speculative.controller import AutoController
 from sglang.srt.speculative.toggle import Policy, decide_by_threshold
 
 EOS = 3
@@ -62,6 +63,7 @@ class SchedulerHarness:
         seed: int = 0,
         metrics: MetricsSink | None = None,
         graphs: tuple[GraphSet, ...] = (),  # any: a device with CUDA graphs
+        auto: AutoController | None = None,
         **config: Any,
     ) -> None:
         self.info = ExecutorInfo(
@@ -74,6 +76,7 @@ class SchedulerHarness:
             max_spec_rows=(num_slots if max_spec_rows is None else max_spec_rows) if spec else 0,
             device="cuda" if graphs else "cpu",
             graphs=graphs,
+            draft_lens=_draft_lens(spec, graphs),
         )
         self.model = FakeModel()
         self.executor = FakeExecutor(self.info, self.model, seed=seed, lazy=lazy)
@@ -95,6 +98,7 @@ class SchedulerHarness:
             reply=self.replies.append,
             metrics=metrics or NullSink(),
             clock=self._tick,
+            auto=auto,
         )
         self.executor.is_free_slot = self.scheduler.slots.is_free
 
@@ -230,3 +234,9 @@ class SchedulerHarness:
 def _new_match(before: str, after: str, stop: str) -> int:
     """Where a match ends in what ``after`` has more than ``before``; -1: nowhere."""
     return after.find(stop, max(0, len(before) - len(stop) + 1))
+
+
+def _draft_lens(spec: SpecShape | None, graphs: tuple[GraphSet, ...]) -> tuple[int, ...]:
+    if graphs:
+        return tuple(captured.draft_len for captured in graphs if captured.draft_len)
+    return tuple(range(1, spec.num_steps + 1)) if spec else ()

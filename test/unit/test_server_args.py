@@ -147,7 +147,14 @@ def test_aliases() -> None:
         ("--speculative-num-steps 3", "--speculative-num-steps needs a drafter"),
         ("--speculative-disable-bs-threshold 3", "--speculative-algorithm EAGLE3"),
         (f"{EAGLE} --speculative-disable-bs-threshold -1", "whole number from 0"),
-        (f"{EAGLE} --speculative-disable-bs-threshold auto", "whole number from 0"),
+        (f"{EAGLE} --speculative-disable-bs-threshold automatic", "whole number from 0.*or auto"),
+        (
+            f"{EAGLE} --speculative-disable-bs-threshold auto --speculative-bs-schedule 1-:3",
+            "threshold auto and --speculative-bs-schedule both say",
+        ),
+        ("--speculative-bs-schedule 1-:3", "--speculative-bs-schedule needs a drafter"),
+        ("--speculative-auto-table x.json", "--speculative-auto-table needs a drafter"),
+        (f"{EAGLE} --speculative-adaptive", "SGLang has --speculative-adaptive.*threshold auto"),
         (f"{EAGLE} --speculative-disable-bs-threshold 2.5", "whole number from 0"),
         (f"{EAGLE} --speculative-disable-bs-threshold 99999999999999999999", "whole number from 0"),
         (
@@ -202,8 +209,8 @@ def test_a_changed_shape_is_said() -> None:
 
 
 def test_threshold_values() -> None:
-    assert [parse_threshold(value) for value in (None, "0", 7, "12")] == [None, 0, 7, 12]
-    for wrong in (True, "", "1e3", -2, 2.0):
+    assert [parse_threshold(value) for value in (None, "0", 7, "12", "auto")] == [None, 0, 7, 12, "auto"]
+    for wrong in (True, "", "1e3", -2, 2.0, "Auto"):
         with pytest.raises(ServerArgsError):
             parse_threshold(wrong)  # type: ignore[arg-type]
 
@@ -231,6 +238,9 @@ def test_it_crosses_a_process_boundary() -> None:
     args = resolved(f"{EAGLE} --mem-fraction-static 0.5 --api-key k --device cuda --cuda-graph-bs 1 2")
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(args), type=ServerArgs) == args
     assert args.public_dict()["api_key"] == "***"
+    args = resolved(f"{EAGLE} --speculative-disable-bs-threshold auto --speculative-auto-table t.json")
+    again = msgspec.msgpack.decode(msgspec.msgpack.encode(args), type=ServerArgs)
+    assert again == args and again.speculative_disable_bs_threshold == "auto"
 
 
 def test_help_shows_every_flag(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,8 +11,10 @@ from typing import Any
 
 from sglang.srt.configs.graph_args import attention_backend, check_graph_flags
 from sglang.srt.configs.speculative_args import (
+    Threshold,
     check_capture,
     check_exact_verification,
+    check_one_mode,
     parse_algorithm,
     parse_threshold,
     resolve_shape,
@@ -190,18 +192,33 @@ class ServerArgs:
     )
     speculative_accept_threshold_single: float = flag(1.0, float, "speculative decoding", "only 1.0: exact")
     speculative_accept_threshold_acc: float = flag(1.0, float, "speculative decoding", "only 1.0: exact")
-    speculative_disable_bs_threshold: int | None = flag(
+    speculative_disable_bs_threshold: Threshold = flag(
         None,
         str,
         "speculative decoding",
-        "a decode step with more requests than this runs plain; 0: never speculate; unset: always (with the"
-        " embedded model: its own threshold)",
+        "a decode step with more requests than this runs plain; 0: never speculate; auto: every step has the"
+        " number of drafts that promises the most tokens per second, by step times measured at the start and"
+        " the acceptance seen; unset: always (with the embedded model: its own threshold)",
+    )
+    speculative_bs_schedule: str | None = flag(
+        None,
+        str,
+        "speculative decoding",
+        "instead of a threshold: drafts by the number of decoding requests, as 1-4:5,5-16:3,17-32:1,33-:0",
+    )
+    speculative_auto_table: str | None = flag(
+        None,
+        str,
+        "speculative decoding",
+        "JSON file from which auto takes step times and acceptance to begin with, as python -m"
+        " sglang.tune_spec --save writes it (default: step times are measured at the start)",
     )
     speculative_capture_max_bs: int | None = flag(
         None,
         int,
         "speculative decoding",
-        "most requests a speculative step is prepared for, and so how far the threshold can be raised later",
+        "most requests a speculative step is prepared for, and so how far the threshold can be raised later"
+        " (default: the threshold, or as the schedule says; else as many as decode at once)",
     )
 
     # ---- observability
@@ -330,6 +347,7 @@ def _speculative_values(args: ServerArgs, architecture: str | None) -> dict[str,
             f"--speculative-algorithm {algorithm} needs --speculative-draft-model-path,"
             " the folder of the drafter"
         )
+    check_one_mode(args.speculative_disable_bs_threshold, args.speculative_bs_schedule)
     check_capture(args.speculative_disable_bs_threshold, args.speculative_capture_max_bs)
     shape = resolve_shape(
         args.speculative_num_steps,
@@ -350,7 +368,7 @@ def _refuse_without_algorithm(args: ServerArgs) -> None:
     for name in (
         "speculative_disable_bs_threshold", "speculative_capture_max_bs", "speculative_draft_model_path",
         "speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens",
-        "speculative_draft_load_format",
+        "speculative_draft_load_format", "speculative_bs_schedule", "speculative_auto_table",
     ):  # fmt: skip
         if getattr(args, name) is not None:
             raise ServerArgsError(

@@ -118,13 +118,13 @@ def test_steps_that_no_graph_covers_are_counted(caplog: pytest.LogCaptureFixture
     assert value(registry, "cuda_graph_eager_steps_total") == 0
     assert harness.state()["cuda_graph_eager_steps"] == 0
     harness.executor.accept_counts.extend([1] * 100)
-    for _ in range(2):  # two rows speculate, and there is a graph for one
+    for _ in range(3):  # there are graphs for two
         harness.send([1], max_new_tokens=9)
     with caplog.at_level(logging.INFO):
         harness.run()
     state = harness.state()
     # Steps are counted as they ran, the one behind the requests' ends too.
-    uncovered = sum(len(plan.decode_slots) == 2 for plan in harness.executor.plans)
+    uncovered = sum(len(plan.decode_slots) == 3 for plan in harness.executor.plans)
     assert state["cuda_graph_eager_steps"] == value(registry, "cuda_graph_eager_steps_total") == uncovered
     assert uncovered >= 4
     assert any("cuda graph: False, gen throughput" in r.getMessage() for r in caplog.records)
@@ -156,6 +156,7 @@ def test_multiprocess_files_reach_another_reader(tmp_path: Path) -> None:
         "sink = PrometheusSink(SinkLabels(model_name='m'))\n"
         "sink.constants(EngineConstants(100, 1, 100, 64, 3, 4, 0, 0))\n"
         "sink.decode_step(DecodeReport(3, 2, 5))\n"
+        "sink.decided(3, 'cost')\n"
         "sink.interval(IntervalReport(10.0, 2.5, 0.5))\n"
         "sink.interval(IntervalReport(20.0, None, None))\n"
     )
@@ -164,6 +165,7 @@ def test_multiprocess_files_reach_another_reader(tmp_path: Path) -> None:
     text = _exposed(tmp_path)
     labels = 'engine_type="unified",mode="spec",model_name="m",moe_ep_rank="0",pp_rank="0",tp_rank="0"'
     assert f"sglang:decode_tokens_total{{{labels}}} 5.0" in text
+    assert 'sglang:spec_decisions_total{draft_len="3",' in text and 'reason="cost"' in text
     assert "sglang:gen_throughput{" in text and "\nsglang:spec_accept_length{" not in text
 
 

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Final, Literal
 
 from sglang.srt.utils.flags import ServerArgsError
+
+AUTO: Final = "auto"
+"""The threshold that stands for: the best draft length of every step, by measured costs and acceptance."""
+
+Threshold = int | Literal["auto"] | None
 
 SUPPORTED_ALGORITHM = "EAGLE3"
 _NO_DRAFTER = "NONE"
@@ -89,20 +95,31 @@ def _tree(num_steps: int, topk: int, num_draft_tokens: int | None) -> Speculativ
     return SpeculativeShape(num_steps, topk, num_draft_tokens)
 
 
-def parse_threshold(given: str | int | None) -> int | None:
-    """``--speculative-disable-bs-threshold`` as a number; None where it is not given."""
+def parse_threshold(given: str | int | None) -> Threshold:
+    """``--speculative-disable-bs-threshold`` as a number, or auto; None where it is not given."""
     if given is None:
         return None
+    if str(given).strip() == AUTO:
+        return AUTO
     if isinstance(given, bool) or not re.fullmatch(r"[0-9]{1,9}", str(given).strip()):
         raise ServerArgsError(
             "--speculative-disable-bs-threshold takes the most decoding requests that still speculate,"
-            f" a whole number from 0 (never speculate), or is left out (always speculate); got {given!r}"
+            f" a whole number from 0 (never speculate), or auto, or is left out (always speculate);"
+            f" got {given!r}"
         )
     return int(given)
 
 
-def check_capture(threshold: int | None, capture_max_bs: int | None) -> None:
-    if threshold is None or capture_max_bs is None or threshold <= capture_max_bs:
+def check_one_mode(threshold: Threshold, bs_schedule: str | None) -> None:
+    if threshold is not None and bs_schedule is not None:
+        raise ServerArgsError(
+            f"--speculative-disable-bs-threshold {threshold} and --speculative-bs-schedule both say when to"
+            " speculate: leave one out"
+        )
+
+
+def check_capture(threshold: Threshold, capture_max_bs: int | None) -> None:
+    if not isinstance(threshold, int) or capture_max_bs is None or threshold <= capture_max_bs:
         return
     raise ServerArgsError(
         f"--speculative-disable-bs-threshold {threshold} needs speculative steps of {threshold} requests:"

@@ -17,6 +17,7 @@ from sglang.srt.configs.config_fields import ModelConfigError
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.configs.speculative_args import parse_algorithm
 from sglang.srt.managers.chat_templates import ChatTemplate, load_chat_template
+from sglang.srt.managers.mode_args import check_mode
 from sglang.srt.server_args import ServerArgs, shape_warning
 from sglang.srt.utils.flags import ServerArgsError
 from sglang.srt.utils.text_tokenizer import TextTokenizer, TokenizerError
@@ -62,6 +63,7 @@ def _prepare(given: ServerArgs) -> Prepared:
     args = args.resolve(model.architecture)
     if args.speculative_draft_model_path is not None and args.speculative_algorithm is not None:
         _check_drafter(args.speculative_draft_model_path, model.context_len)
+    check_mode(args)
     assert args.tokenizer_path is not None
     if not Path(args.tokenizer_path).is_dir():
         raise TokenizerError(f"tokenizer path {args.tokenizer_path} is not a folder")
@@ -93,11 +95,11 @@ def with_embedded_model(args: ServerArgs) -> ServerArgs:
         speculative_algorithm=args.speculative_algorithm or "EAGLE3",
         speculative_draft_model_path=args.speculative_draft_model_path or embedded_drafter_path(),
     )
-    if args.speculative_disable_bs_threshold is None:
+    if args.speculative_disable_bs_threshold is None and args.speculative_bs_schedule is None:
         args = replace(args, speculative_disable_bs_threshold=EMBEDDED_DISABLE_BS_THRESHOLD)
-    if args.speculative_capture_max_bs is None:
+    threshold = args.speculative_disable_bs_threshold
+    if args.speculative_capture_max_bs is None and isinstance(threshold, int):
         # On a CPU nothing is captured, so that the threshold may be raised as far as anybody likes.
-        capture = max(_EMBEDDED_CAPTURE_MAX_BS, args.speculative_disable_bs_threshold or 0)
-        args = replace(args, speculative_capture_max_bs=capture)
+        args = replace(args, speculative_capture_max_bs=max(_EMBEDDED_CAPTURE_MAX_BS, threshold))
     shape = (args.speculative_num_steps, args.speculative_eagle_topk, args.speculative_num_draft_tokens)
     return args if shape != (None, None, None) else replace(args, speculative_num_steps=_EMBEDDED_STEPS)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
+from sglang.srt.managers.decode_tally import DecodeTally
 from sglang.srt.managers.finish import INTERNAL_ERROR, Finisher, abort_reason
-from sglang.srt.managers.metrics import DecodeReport, Load, PrefillReport
+from sglang.srt.managers.metrics import Load, PrefillReport
 from sglang.srt.managers.outputs import OutputQueue
 from sglang.srt.managers.page_budget import PageBudget
 from sglang.srt.managers.planner import PlannedStep
@@ -14,44 +13,9 @@ from sglang.srt.managers.request import Request
 from sglang.srt.managers.request_table import RequestTable
 from sglang.srt.managers.stats import StatsRecorder
 from sglang.srt.managers.stop_checker import StopChecker
-from sglang.srt.model_executor.step_plan import PrefillChunk, SpecShape, StepPlan, StepResult
-
-
-@dataclass(slots=True)
-class DecodeTally:
-    """Sums over the decode rows of one step whose requests were still alive."""
-
-    draft_len: int
-    num_rows: int = 0
-    num_tokens: int = 0
-    num_correct: int = 0
-    num_proposed: int = 0
-    proposed_by_depth: list[int] = field(default_factory=list)
-    correct_by_depth: list[int] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.proposed_by_depth = [0] * self.draft_len
-        self.correct_by_depth = [0] * self.draft_len
-
-    def add(self, num_kept: int, num_correct: int, num_proposed: int, max_accepted: int) -> None:
-        self.num_rows += 1
-        self.num_tokens += num_kept
-        self.num_correct += num_correct
-        self.num_proposed += num_proposed
-        for depth in range(max_accepted):
-            self.proposed_by_depth[depth] += 1
-            self.correct_by_depth[depth] += depth < num_correct
-
-    def report(self) -> DecodeReport:
-        return DecodeReport(
-            draft_len=self.draft_len,
-            num_rows=self.num_rows,
-            num_tokens=self.num_tokens,
-            num_correct_drafts=self.num_correct,
-            num_proposed_drafts=self.num_proposed,
-            proposed_by_depth=tuple(self.proposed_by_depth),
-            correct_by_depth=tuple(self.correct_by_depth),
-        )
+from sglang.srt.managers.toggle_settings import ToggleSettings
+from sglang.srt.model_executor.step_plan import PrefillChunk, SpecShape, StepKind, StepPlan, StepResult
+from sglang.srt.speculative.controller import CommittedStep
 
 
 class Committer:
@@ -64,6 +28,7 @@ class Committer:
         outputs: OutputQueue,
         stops: StopChecker,
         stats: StatsRecorder,
+        settings: ToggleSettings,
         spec: SpecShape | None,
     ) -> None:
         self._table = table
@@ -73,6 +38,7 @@ class Committer:
         self._outputs = outputs
         self._stops = stops
         self._stats = stats
+        self._settings = settings
         self._spec = spec
 
     def commit(self, step: PlannedStep, result: StepResult, now: float) -> None:
@@ -92,6 +58,16 @@ class Committer:
                 self._commit_chunk(request, chunk, result.tokens[row], now)
                 self._end_if_faulty(request, result.faults[row])
                 num_prefilled += len(chunk.token_ids)
+        if plan.kind is StepKind.DECODE and step.decision is not None:
+            self._settings.observe(
+                CommittedStep(
+                    decision=step.decision,
+                    num_rows=len(step.decode_requests),
+                    kv_tokens=step.kv_tokens,
+                    device_time_s=result.device_time_s,
+                    tallies=tally.by_class(),
+                )
+            )
         self._report(step, tally, num_prefilled)
 
     def _take_row(self, request: Request, step_id: int) -> bool:
@@ -115,20 +91,19 @@ class Committer:
     ) -> None:
         if not tokens:  # a fault at once
             return
-        max_accepted = request.max_accepted(draft_len)
-        assert len(tokens) <= max_accepted + 1, f"{len(tokens)} tokens, {max_accepted} drafts"
+        assert len(tokens) <= request.max_accepted(draft_len) + 1, f"{len(tokens)} tokens, {draft_len} drafts"
         request.kv_committed_len += len(tokens)
         hit = self._stops.check(request, tokens)
         num_kept = hit.num_kept if hit else len(tokens)
-        num_proposed = 0
         if draft_len and self._spec is not None:
             cap = request.draft_cap
             num_nodes = self._spec.num_nodes(draft_len)
             num_proposed = num_nodes - 1 if cap is None else min(cap, num_nodes - 1)
             request.counters.count_speculative(num_kept, len(tokens) - 1, num_proposed)
+            tally.add(request, num_kept, len(tokens) - 1, num_proposed)
         else:
             request.counters.decode_steps_plain += 1
-        tally.add(num_kept, len(tokens) - 1, num_proposed, max_accepted)
+            tally.add_plain(num_kept)
         self._append(request, tokens[:num_kept], now)
         if hit is not None:
             self._finisher.finish(request, hit.finish, hit.stop_trim)
@@ -159,7 +134,7 @@ class Committer:
     def _report(self, step: PlannedStep, tally: DecodeTally, num_prefilled: int) -> None:
         load = self.load()
         if tally.num_rows:  # a step whose rows had all finished before it ran is not counted
-            self._stats.decode_step(tally.report(), step.decision, step.threshold, load)
+            self._stats.decode_step(tally.report(), step.decision, step.mode, load)
         if num_prefilled:
             self._stats.prefill_step(_prefill_report(step.plan, num_prefilled), load)
 

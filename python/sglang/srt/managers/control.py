@@ -14,13 +14,11 @@ from sglang.srt.managers.page_budget import PageBudget
 from sglang.srt.managers.request_table import RequestTable
 from sglang.srt.managers.scheduler_config import SchedulerConfig
 from sglang.srt.managers.stats import StatsRecorder
-from sglang.srt.managers.toggle_settings import ToggleSettings
+from sglang.srt.managers.toggle_settings import SCHEDULE, THRESHOLD, ModeError, ToggleSettings
 from sglang.srt.mem_cache.prefix_cache import PrefixCache
 from sglang.srt.model_executor.step_plan import ExecutorInfo, GraphSet
-from sglang.srt.speculative.toggle import ThresholdError
 
-THRESHOLD = "speculative_disable_bs_threshold"
-SETTABLE = (THRESHOLD,)
+SETTABLE = (THRESHOLD, SCHEDULE)
 GIB = 1 << 30
 
 
@@ -63,7 +61,8 @@ class Controls:
         if error:
             self._reply(ControlReply(request_id=message.request_id, ok=False, error=error))
             return
-        body = {THRESHOLD: self._settings.threshold}
+        now = self._settings.figures()
+        body = {name: now[name] for name in message.server_args}
         self._reply(ControlReply(request_id=message.request_id, ok=True, body=body))
 
     def _change(self, wanted: dict[str, Any]) -> str:
@@ -75,12 +74,12 @@ class Controls:
         if not wanted:
             return f"nothing to change was given; accepted: {accepted}"
         try:
-            self._settings.set_threshold(wanted[THRESHOLD])
-        except ThresholdError as error:
+            self._settings.set(wanted)
+        except ModeError as error:
             return str(error)
         return ""
 
-    def internal_state(self) -> dict[str, Any]:
+    def internal_state(self, is_idle: bool) -> dict[str, Any]:
         """``internal_states[0]`` of /server_info, the resolved arguments left out. Made in every step."""
         state: dict[str, Any] = {
             **self._fixed,
@@ -88,7 +87,10 @@ class Controls:
             "num_queue_reqs": len(self._table.waiting),
         }
         if self._settings.has_drafter:
-            state[THRESHOLD] = self._settings.threshold
+            state |= self._settings.figures()
+            auto = self._settings.auto_figures(is_idle)
+            if auto is not None:
+                state["spec_auto"] = auto
         return state | self._stats.figures()
 
 
@@ -106,9 +108,10 @@ def _fixed_state(config: SchedulerConfig, info: ExecutorInfo, budget: PageBudget
 
 def _graph_state(sets: Sequence[GraphSet]) -> dict[str, Any]:
     """``cuda_graphs`` is ours; the other two are SGLang's."""
+    several = sum(graphs.draft_len > 0 for graphs in sets) > 1
     return {
         "cuda_graphs": {
-            graphs.name: {
+            f"{graphs.name}_{graphs.draft_len}" if several and graphs.draft_len else graphs.name: {
                 "draft_len": graphs.draft_len,
                 "sizes": list(graphs.sizes),
                 "seconds": round(graphs.seconds, 3),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -11,7 +12,8 @@ from sglang.srt.managers.request_table import RequestTable
 from sglang.srt.managers.retraction import Retractor
 from sglang.srt.managers.toggle_settings import ToggleSettings
 from sglang.srt.model_executor.step_plan import PageWrite, SpecShape
-from sglang.srt.speculative.toggle import Decision, Policy, ToggleInput
+from sglang.srt.speculative.auto import AutoInput
+from sglang.srt.speculative.toggle import Decision
 
 
 class Blocked(StrEnum):
@@ -46,25 +48,25 @@ class DecodePlanner:
         table: RequestTable,
         budget: PageBudget,
         retractor: Retractor,
-        policy: Policy,
         settings: ToggleSettings,
         spec: SpecShape | None,
     ) -> None:
         self._table = table
         self._budget = budget
         self._retractor = retractor
-        self._policy = policy
         self._settings = settings
-        self._spec = spec
+        self._num_steps = spec.num_steps if spec else 0
+        # Places that a row writes, by draft length.
+        self._reach = [spec.num_nodes(k) if spec else 1 for k in range(self._num_steps + 1)]
 
     def plan(self, step_in_flight: bool) -> DecodeWork | Blocked:
         blocked = Blocked.NOTHING_TO_RUN
         while rows := self._rows():
             bounds = tuple(request.kv_len_bound for request in rows)
-            needs = self._needs(rows, bounds)
-            if needs.plain <= self._budget.num_available:
-                self._budget.make_room(needs.plain)
-                return self._fill(rows, bounds, self._decide(rows, needs), needs)
+            plain = self._needs(rows, bounds, 0)
+            if plain.plain <= self._budget.num_available:
+                self._budget.make_room(plain.plain)
+                return self._fill(rows, bounds, self._decide(rows, bounds))
             if step_in_flight:
                 return Blocked.COMMIT_FIRST
             self._retractor.retract_one()
@@ -75,17 +77,16 @@ class DecodePlanner:
         """Rows to run beside prefill chunks; none if they do not fit (then prefill runs alone)."""
         rows = self._rows()
         bounds = tuple(request.kv_len_bound for request in rows)
-        needs = self._needs(rows, bounds)
-        if not rows or needs.plain > self._budget.num_available:
+        if not rows or self._needs(rows, bounds, 0).plain > self._budget.num_available:
             return None
-        return self._fill(rows, bounds, None, needs)
+        return self._fill(rows, bounds, None)
 
     def _rows(self) -> list[Request]:
         return [request for request in self._table.decoding.values() if not request.surely_finishes]
 
-    def _needs(self, rows: list[Request], bounds: tuple[int, ...]) -> PageNeeds:
+    def _needs(self, rows: list[Request], bounds: tuple[int, ...], draft_len: int) -> PageNeeds:
         plain = soon = spec = 0
-        ahead = self._spec.num_draft_tokens if self._spec else 1
+        ahead = self._reach[draft_len]
         for request, bound in zip(rows, bounds, strict=True):
             if bound + ahead <= request.kv_allocated_len:
                 continue
@@ -94,22 +95,28 @@ class DecodePlanner:
             soon += self._budget.missing(request, max(bound + 1, min(bound + ahead, request.final_kv_len)))
         return PageNeeds(plain=plain, soon=soon, spec=spec)
 
-    def _decide(self, rows: list[Request], needs: PageNeeds) -> Decision:
-        state = ToggleInput(
+    def _decide(self, rows: list[Request], bounds: tuple[int, ...]) -> Decision:
+        prepared = self._settings.prepared_lens(len(rows))
+        state = AutoInput(
             num_decoding=len(rows),
-            threshold=self._settings.threshold,
-            max_spec_rows=self._settings.max_spec_rows,
-            num_steps=self._spec.num_steps if self._spec else 0,
-            num_capped_rows=sum(request.draft_cap == 0 for request in rows),
-            spec_fits=self._spec_fits(needs),
+            class_counts=_class_counts(rows),
+            kv_tokens=sum(bounds),
+            num_steps=self._num_steps,
+            prepared_lens=prepared,
+            fitting_lens=self._fitting(rows, bounds, prepared),
         )
-        decision = self._policy(state)
-        assert decision.draft_len == 0 or (
-            state.spec_fits
-            and state.num_decoding <= state.max_spec_rows
-            and decision.draft_len <= state.num_steps
-        ), f"the policy chose {decision} for {state}"
+        decision = self._settings.decide(state)
+        assert decision.draft_len in (0, *state.fitting_lens), f"the policy chose {decision} for {state}"
         return decision
+
+    def _fitting(
+        self, rows: list[Request], bounds: tuple[int, ...], prepared: tuple[int, ...]
+    ) -> tuple[int, ...]:
+        """The draft lengths whose pages are there: shorter drafts never need more."""
+        for count in range(len(prepared), 0, -1):
+            if self._spec_fits(self._needs(rows, bounds, prepared[count - 1])):
+                return prepared[:count]
+        return ()
 
     def _spec_fits(self, needs: PageNeeds) -> bool:
         # A page that plain decoding fills too, a few steps later, may be had by eviction. One that only
@@ -118,11 +125,9 @@ class DecodePlanner:
         left_free = max(0, self._budget.num_free - needs.soon)
         return needs.soon <= self._budget.num_available and only_drafts <= left_free
 
-    def _fill(
-        self, rows: list[Request], bounds: tuple[int, ...], decision: Decision | None, needs: PageNeeds
-    ) -> DecodeWork:
+    def _fill(self, rows: list[Request], bounds: tuple[int, ...], decision: Decision | None) -> DecodeWork:
         draft_len = decision.draft_len if decision else 0
-        ahead = self._spec.num_draft_tokens if self._spec and draft_len else 1
+        ahead, needs = self._reach[draft_len], self._needs(rows, bounds, draft_len)
         self._budget.make_room(needs.soon if draft_len else needs.plain)  # not for what drafts add
         added = [
             self._budget.extend(request, bound + ahead) for request, bound in zip(rows, bounds, strict=True)
@@ -134,3 +139,8 @@ class DecodePlanner:
             draft_len=draft_len,
             decision=decision,
         )
+
+
+def _class_counts(rows: list[Request]) -> tuple[tuple[str, int], ...]:
+    """Rows of each class; those that accept no draft are in none."""
+    return tuple(Counter(request.draft_class for request in rows if request.draft_class).items())

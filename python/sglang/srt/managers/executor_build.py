@@ -132,6 +132,7 @@ def _info(
         weight_bytes=models.weight_bytes,
         kv_bytes=sum(pool.bytes for pool in worker.pools),
         device=config.device.type,
+        device_name=torch.cuda.get_device_name(config.device) if config.device.type == "cuda" else "cpu",
         default_chunk=chunk,
         graphs=graphs,
         costs=costs,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from sglang.srt.configs.executor_args import ExecutorArgs
+from sglang.srt.configs.speculative_args import AUTO
+from sglang.srt.managers.mode_args import spec_rows
 from sglang.srt.server_args import ServerArgs
 
 DEFAULT_RUNNING_REQUESTS: Final = 128
@@ -15,9 +17,9 @@ def executor_args(args: ServerArgs) -> ExecutorArgs:
     """``args`` are resolved."""
     assert args.model_path is not None and args.attention_backend is not None and args.device is not None
     speculates = args.speculative_algorithm is not None
-    capture = args.speculative_capture_max_bs
-    if capture is None and args.speculative_disable_bs_threshold:
-        capture = args.speculative_disable_bs_threshold
+    threshold, capture = args.speculative_disable_bs_threshold, args.speculative_capture_max_bs
+    if capture is None and isinstance(threshold, int) and threshold > 0:
+        capture = threshold
     return ExecutorArgs(
         model_path=args.model_path,
         draft_model_path=args.speculative_draft_model_path if speculates else None,
@@ -35,6 +37,8 @@ def executor_args(args: ServerArgs) -> ExecutorArgs:
         topk=args.speculative_eagle_topk or 1,
         num_draft_tokens=args.speculative_num_draft_tokens or 0,
         capture_max_bs=capture,
+        spec_rows=spec_rows(args) if speculates and args.device == "cuda" else (),
+        measure_costs=threshold == AUTO and args.speculative_auto_table is None,
         chunked_prefill_size=args.chunked_prefill_size,
         max_prefill_tokens=args.max_prefill_tokens,
         cuda_graph_max_bs=args.cuda_graph_max_bs,

@@ -23,7 +23,8 @@ class Intake:
         stop_ids = self._stops.stop_ids(message.sampling)
         sampling = self._slot_sampling(message.sampling, stop_ids)
         self._num_arrived += 1
-        return Request(message, self._num_arrived, max_new_tokens, sampling, frozenset(stop_ids))
+        draft_class = self._draft_class(sampling)
+        return Request(message, self._num_arrived, max_new_tokens, sampling, frozenset(stop_ids), draft_class)
 
     def objection(self, message: GenerateRequest) -> FinishReason | None:
         """Figures, so that the user knows what would be accepted."""
@@ -56,6 +57,13 @@ class Intake:
                 BAD_REQUEST,
             )
         return None
+
+    def _draft_class(self, sampling: SlotSampling) -> str:
+        cap, num_steps = sampling.draft_cap, self._info.spec.num_steps if self._info.spec else 0
+        kind = "sampled" if sampling.temperature else "greedy"
+        if cap is None or cap >= num_steps:
+            return kind
+        return f"{kind}, at most {cap}" if cap else ""
 
     def _slot_sampling(self, params: SamplingParams, stop_ids: tuple[int, ...]) -> SlotSampling:
         suppressed: tuple[int, ...] = ()

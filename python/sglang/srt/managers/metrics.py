@@ -84,6 +84,10 @@ class MetricsSink(Protocol):
 
     def interval(self, report: IntervalReport) -> None: ...
 
+    def decided(self, draft_len: int, reason: str) -> None:
+        """The mode of a decode step and why, on a server with a drafter."""
+        ...
+
     def switched(self, to: str, reason: str) -> None: ...
 
     def retracted(self, num_input_tokens: int, num_output_tokens: int) -> None: ...
@@ -112,6 +116,9 @@ class NullSink:
         return None
 
     def interval(self, report: IntervalReport) -> None:
+        return None
+
+    def decided(self, draft_len: int, reason: str) -> None:
         return None
 
     def switched(self, to: str, reason: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sglang.srt.configs.speculative_args import Threshold
 from sglang.srt.managers.admission import PrefillPlanner, PrefillWork
 from sglang.srt.managers.decode_planner import Blocked, DecodePlanner, DecodeWork
 from sglang.srt.managers.request import Request, RowInFlight
@@ -11,6 +12,7 @@ from sglang.srt.managers.request_table import RequestTable
 from sglang.srt.managers.scheduler_config import SchedulerConfig
 from sglang.srt.managers.toggle_settings import ToggleSettings
 from sglang.srt.model_executor.step_plan import StepKind, StepPlan
+from sglang.srt.speculative.schedule import BsSchedule
 from sglang.srt.speculative.toggle import Decision
 
 NO_DECODE = DecodeWork(requests=(), len_bounds=(), page_writes=(), draft_len=0, decision=None)
@@ -26,7 +28,8 @@ class PlannedStep:
     decode_requests: tuple[Request, ...]
     prefill_requests: tuple[Request, ...]
     decision: Decision | None
-    threshold: int | None  # by which the mode was decided
+    mode: Threshold | BsSchedule  # by which it was decided
+    kv_tokens: int  # of the decode rows, at most
 
 
 class Planner:
@@ -78,7 +81,8 @@ class Planner:
             decode_requests=decode.requests,
             prefill_requests=tuple(prefill.requests),
             decision=decode.decision,
-            threshold=self._settings.threshold,
+            mode=self._settings.in_force,
+            kv_tokens=sum(decode.len_bounds),
         )
 
     def _note_rows(self, plan: StepPlan, decode: DecodeWork, prefill: PrefillWork) -> None:

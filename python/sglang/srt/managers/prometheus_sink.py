@@ -63,6 +63,7 @@ GRAPH_COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 SPEC_COUNTERS = {
     "spec_verify_calls": ("Rows verified.", ()),
+    "spec_decisions": ("Decode steps by drafts and the reason for them.", ("draft_len", "reason")),
     "spec_switches": ("Changes of mode between decode steps.", ("to", "reason")),
 }
 
@@ -153,6 +154,9 @@ class PrometheusSink:
 
     def _has_sample(self, name: str) -> bool:
         return any(metric.samples for metric in self._gauges[name].collect())
+
+    def decided(self, draft_len: int, reason: str) -> None:
+        self._count("spec_decisions", 1, draft_len=str(draft_len), reason=reason)
 
     def switched(self, to: str, reason: str) -> None:
         self._count("spec_switches", 1, to=to, reason=reason)

@@ -61,6 +61,7 @@ class Request:
 
     __slots__ = (
         "rid", "params", "stream", "arrival", "prompt_len", "max_new_tokens", "sampling", "stop_ids",
+        "draft_class",
         "state", "slot", "prefill_len", "pages", "kv_allocated_len", "cache_handle", "num_cache_pages",
         "duplicate_pages", "match_keys", "in_flight", "ids", "kv_committed_len", "counters", "finish",
         "stop_trim", "num_emitted",
@@ -73,6 +74,7 @@ class Request:
         max_new_tokens: int,
         sampling: SlotSampling,
         stop_ids: frozenset[int],
+        draft_class: str = "",
     ) -> None:
         # -- receive (intake.py): never changes
         self.rid = message.rid
@@ -83,6 +85,7 @@ class Request:
         self.max_new_tokens = max_new_tokens  # already within the context
         self.sampling = sampling
         self.stop_ids = stop_ids
+        self.draft_class = draft_class  # requests that accept drafts alike; "": accepts none
         # -- admission.py and release.py: what it holds
         self.state = RequestState.WAITING
         self.slot = 0

@@ -41,6 +41,7 @@ from sglang.srt.mem_cache.prefix_cache import PrefixCache
 from sglang.srt.mem_cache.slot_allocator import SlotAllocator
 from sglang.srt.model_executor.executor import Executor, PendingStep
 from sglang.srt.model_executor.step_plan import ExecutorInfo, StepKind
+from sglang.srt.speculative.controller import AutoController
 from sglang.srt.speculative.toggle import Policy
 
 
@@ -64,7 +65,9 @@ class Scheduler:
         reply: Callable[[ControlReply], None],
         metrics: MetricsSink,
         clock: Callable[[], float],
+        auto: AutoController | None = None,
     ) -> None:
+        """``policy``: of thresholds; ``auto``: where it may be chosen, because costs are known."""
         info = executor.info
         has_drafter = info.spec is not None
         self._executor = executor
@@ -78,9 +81,8 @@ class Scheduler:
         self.slots = SlotAllocator(info.num_slots)
         self.table = RequestTable()
         self._budget = PageBudget(self.pages, cache, info.page_size)
-        self._settings = ToggleSettings(
-            config.speculative_disable_bs_threshold, info.max_spec_rows, has_drafter
-        )
+        self._settings = ToggleSettings(info, policy, auto)
+        self._settings.begin(config.speculative_disable_bs_threshold, config.speculative_bs_schedule)
         self._stats = StatsRecorder(
             metrics, config.decode_log_interval, has_drafter, has_graphs=info.device == "cuda"
         )
@@ -89,24 +91,24 @@ class Scheduler:
         self._finisher = Finisher(self.table, self._releaser, self._outputs, self._stats)
         stops = StopChecker(eos_ids, decode)
         self._intake = Intake(info, stops)
-        self._planner = self._make_planner(policy, info)
+        self._planner = self._make_planner(info)
         self._committer = Committer(
             self.table, self._budget, self._releaser, self._finisher, self._outputs, stops, self._stats,
-            info.spec,
+            self._settings, info.spec,
         )  # fmt: skip
         self._controls = Controls(
             self.table, self._budget, cache, self._settings, self._stats, config, info, self._reply
         )
-        self._state = self._controls.internal_state()
+        self._state = self._controls.internal_state(is_idle=True)
         metrics.constants(_constants(info))
 
-    def _make_planner(self, policy: Policy, info: ExecutorInfo) -> Planner:
+    def _make_planner(self, info: ExecutorInfo) -> Planner:
         prefill = PrefillPlanner(
             self.table, self._budget, self.slots, self.cache, self._finisher, self._config,
             info.spec is not None,
         )  # fmt: skip
         retractor = Retractor(self.table, self._budget, self._releaser, self._finisher, self._stats)
-        decode = DecodePlanner(self.table, self._budget, retractor, policy, self._settings, info.spec)
+        decode = DecodePlanner(self.table, self._budget, retractor, self._settings, info.spec)
         return Planner(self.table, prefill, decode, self._config, self._settings)
 
     # ---- receive -------------------------------------------------------------------------------
@@ -218,7 +220,7 @@ class Scheduler:
 
         A new object each time: a reader has the old one or the new one, whole.
         """
-        self._state = self._controls.internal_state()
+        self._state = self._controls.internal_state(is_idle=not self.has_work)
 
     def _reply(self, reply: ControlReply) -> None:
         self._publish()

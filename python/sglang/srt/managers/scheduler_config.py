@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sglang.srt.configs.speculative_args import Threshold
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
@@ -15,7 +17,8 @@ class SchedulerConfig:
     disable_overlap: bool = False
     stream_interval: int = 1
     decode_log_interval: int = 40
-    speculative_disable_bs_threshold: int | None = None
+    speculative_disable_bs_threshold: Threshold = None
+    speculative_bs_schedule: str | None = None  # given: instead of the threshold
     decode_reserve_tokens: int = 64  # room left for each running request when another is admitted
 
     def __post_init__(self) -> None:

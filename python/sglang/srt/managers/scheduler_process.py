@@ -15,6 +15,7 @@ from sglang.srt.configs.model_config import ModelConfig, ModelConfigError
 from sglang.srt.managers.executor_settings import DEFAULT_RUNNING_REQUESTS, executor_args
 from sglang.srt.managers.io_struct import Failed, Ready, TokenBatch, ToScheduler, encode, scheduler_decoder
 from sglang.srt.managers.metrics import MetricsSink, NullSink
+from sglang.srt.managers.mode_args import auto_controller
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.managers.scheduler_config import SchedulerConfig
 from sglang.srt.managers.state_answers import answer_states
@@ -54,6 +55,7 @@ def scheduler_config(args: ServerArgs, info: ExecutorInfo) -> SchedulerConfig:
         stream_interval=args.stream_interval,
         decode_log_interval=args.decode_log_interval,
         speculative_disable_bs_threshold=args.speculative_disable_bs_threshold,
+        speculative_bs_schedule=args.speculative_bs_schedule,
     )
 
 
@@ -73,6 +75,7 @@ def build_scheduler(args: ServerArgs, executor: Executor, to_detokenizer: Sender
         reply=reply.send,
         metrics=_metrics(args),
         clock=time.time,
+        auto=auto_controller(args, info),
     )
 
 

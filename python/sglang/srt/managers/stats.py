@@ -103,6 +103,7 @@ class StatsRecorder:
         self._switches = SwitchCounter()
         self._acceptance = Acceptance()  # since the start or the last flush of the cache
         self._decode_steps = {"plain": 0, "spec": 0}
+        self._decisions: dict[Decision, int] = {}
         self._last_draft_len = 0
         self._last_gen_throughput = 0.0
 
@@ -122,16 +123,16 @@ class StatsRecorder:
     def decode_launched(self, schedule_s: float, launch_s: float) -> None:
         self._host_time.add(schedule_s, launch_s)
 
-    def decode_step(
-        self, report: DecodeReport, decision: Decision | None, threshold: int | None, load: Load
-    ) -> None:
-        """``decision`` None: a mixed step, which has no choice of its mode."""
+    def decode_step(self, report: DecodeReport, decision: Decision | None, mode: object, load: Load) -> None:
+        """``decision`` None: a mixed step, which has no choice; ``mode``: by what it was decided."""
         self._last_draft_len = report.draft_len
         self._decode_steps[report.mode] += 1
         self._acceptance.add(report)
         self._sink.decode_step(report)
         if decision is not None:
-            switch = self._switches.record(decision, threshold)
+            if self._has_drafter:
+                self._count_decision(decision)
+            switch = self._switches.record(decision, mode)
             if switch is not None:
                 self._sink.switched(*switch)
         interval = self._interval
@@ -140,6 +141,10 @@ class StatsRecorder:
         interval.acceptance.add(report)
         if interval.num_steps >= self._log_interval:
             self._close_interval(report, load)
+
+    def _count_decision(self, decision: Decision) -> None:
+        self._decisions[decision] = self._decisions.get(decision, 0) + 1
+        self._sink.decided(decision.draft_len, str(decision.reason))
 
     def prefill_step(self, report: PrefillReport, load: Load) -> None:
         self._sink.prefill_step(report)
@@ -182,6 +187,9 @@ class StatsRecorder:
         if not self._has_drafter:
             return figures
         figures["spec_draft_len"] = self._last_draft_len
+        figures["spec_decisions"] = {
+            f"{decision.draft_len}:{decision.reason}": count for decision, count in self._decisions.items()
+        }
         figures["spec_switches"] = self._switches.total
         figures["spec_switches_by_reason"] = {
             f"{to}:{reason}": count for (to, reason), count in self._switches.counts.items()

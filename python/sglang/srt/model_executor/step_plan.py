@@ -194,6 +194,7 @@ class ExecutorInfo:
     weight_bytes: int = 0
     kv_bytes: int = 0
     device: str = "cpu"  # or cuda
+    device_name: str = "cpu"  # a GPU's own
     default_chunk: int = 512  # prompt tokens of a step where the user says nothing
     graphs: tuple[GraphSet, ...] = ()
     costs: tuple[StepCost, ...] = ()  # () where nothing was measured

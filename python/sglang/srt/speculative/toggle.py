@@ -62,16 +62,19 @@ class SwitchCounter:
     def __init__(self) -> None:
         self.counts: dict[tuple[str, str], int] = {}  # (to, reason) -> how often
         self._last: Decision | None = None
-        self._last_threshold: int | None = None
+        self._last_mode: object = None
 
     @property
     def total(self) -> int:
         return sum(self.counts.values())
 
-    def record(self, decision: Decision, threshold: int | None) -> tuple[str, str] | None:
-        """(to, reason) if this step's mode differs from the one before. It was decided by ``threshold``."""
+    def record(self, decision: Decision, mode: object) -> tuple[str, str] | None:
+        """(to, reason) if this step's mode differs from the one before.
+
+        ``mode``: the threshold (or ``auto``, or the schedule) that decided it.
+        """
         last, self._last = self._last, decision
-        last_threshold, self._last_threshold = self._last_threshold, threshold
+        last_mode, self._last_mode = self._last_mode, mode
         if last is None or (last.draft_len > 0) == (decision.draft_len > 0):
             return None
         to = "spec" if decision.draft_len else "plain"
@@ -79,7 +82,7 @@ class SwitchCounter:
         cause = last.reason if decision.draft_len else decision.reason
         if Reason.PROBE in (last.reason, decision.reason):
             cause = Reason.PROBE  # there and back
-        if threshold != last_threshold and cause is Reason.BATCH_SIZE:
+        if mode != last_mode and cause is Reason.BATCH_SIZE:
             cause = Reason.MANUAL
         switch = (to, str(cause))
         self.counts[switch] = self.counts.get(switch, 0) + 1

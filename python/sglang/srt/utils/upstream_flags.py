@@ -36,7 +36,7 @@ _HINTS: Final[dict[str, tuple[str, ...]]] = {
         "decoupled-spec-role", "decoupled-spec-rank", "decoupled-spec-bind-endpoint",
         "decoupled-spec-connect-endpoints",
     ),
-    "use --speculative-disable-bs-threshold N, which chooses the mode of every step": (
+    "use --speculative-disable-bs-threshold auto, which chooses the number of drafts of every step": (
         "speculative-adaptive", "speculative-adaptive-config",
     ),
     "give a local folder with --model-path or --speculative-draft-model-path": (
