@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parent
 
 # Ranges that were tested; the exact versions the Makefile installs are in requirements/.
 INSTALL_REQUIRES = [
+    "aiohttp>=3.10,<4",
     "fastapi>=0.115,<1",
     "gguf>=0.17,<1",
     "jinja2>=3.1.5,<4",

@@ -60,6 +60,13 @@ def bfcl(options: DatasetOptions) -> list[PromptRow]:
     return [row for _, row in sorted(turns, key=lambda turn: turn[0])]
 
 
+def shipped_texts() -> list[str]:
+    """What is asked in all of them, as plain texts."""
+    agents = [turn["user"] for row in _read("bfcl.jsonl") for turn in row["turns"]]
+    code = [row["code"] for row in _read("humaneval.jsonl")]
+    return [*code, *(row["question"] for row in _read("chat.jsonl")), *agents]
+
+
 def _user_turns(texts: Sequence[str], domain: str, options: DatasetOptions) -> list[PromptRow]:
     picked = list(texts)
     random.Random(options.seed).shuffle(picked)

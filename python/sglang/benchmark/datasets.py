@@ -11,18 +11,32 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final
 
+from sglang.benchmark.dataset_files import custom, openai, sharegpt
+from sglang.benchmark.dataset_random import random_ids, random_text, shared_prefix
 from sglang.benchmark.dataset_shipped import bfcl, chat, humaneval
 from sglang.benchmark.prompt_row import DatasetError, DatasetOptions, PromptRow
 
 __all__ = ["DATASETS", "DatasetError", "DatasetOptions", "PromptRow", "load"]
 
 DATASETS: Final[Mapping[str, Callable[[DatasetOptions], list[PromptRow]]]] = MappingProxyType(
-    {"humaneval": humaneval, "bfcl": bfcl, "chat": chat}
+    {
+        "sharegpt": sharegpt,
+        "random": random_text,
+        "random-ids": random_ids,
+        "generated-shared-prefix": shared_prefix,
+        "custom": custom,
+        "openai": openai,
+        "humaneval": humaneval,
+        "bfcl": bfcl,
+        "chat": chat,
+    }
 )
 
 
 def load(name: str, options: DatasetOptions) -> list[PromptRow]:
     """``options.num_prompts`` rows; a data set with fewer is gone round again.
+
+    `generated-shared-prefix` alone says itself how many it has: groups times prompts a group.
 
     Raises:
         DatasetError: there is no such data set, or it can't be made.
@@ -37,4 +51,6 @@ def load(name: str, options: DatasetOptions) -> list[PromptRow]:
     if not rows:
         limit = f" of at most {options.context_len} tokens" if options.context_len else ""
         raise DatasetError(f"the {name} data set has no prompt{limit}")
+    if name == "generated-shared-prefix":
+        return rows
     return [rows[i % len(rows)] for i in range(options.num_prompts)]
