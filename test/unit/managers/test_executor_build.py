@@ -24,9 +24,16 @@ def test_info() -> None:
     info = tiny_executor((2, 3, 7), page_size=4, capture_max_bs=5).info
     assert (info.num_slots, info.page_size, info.context_len, info.vocab_size) == (8, 4, 1000, 256)
     assert info.num_pages == 1024 and info.spec == SpecShape(2, 3, 7) and info.max_spec_rows == 5
+    assert info.draft_lens == (1, 2) and info.most_rows(1) == info.most_rows(2) == 5
+    assert info.most_rows(0) == info.most_rows(3) == 0 and info.device_name == "cpu"
     assert info.weight_bytes > 0 and info.kv_bytes > 0
     plain = tiny_executor().info
-    assert plain.spec is None and plain.max_spec_rows == 0 and plain.kv_bytes < info.kv_bytes
+    assert (
+        plain.spec is None
+        and plain.max_spec_rows == 0
+        and plain.draft_lens == ()
+        and plain.kv_bytes < info.kv_bytes
+    )
 
 
 def test_a_drafter_changes_no_other_limit() -> None:
@@ -76,6 +83,7 @@ def test_a_finished_request_may_be_stepped_once_more_at_the_end_of_its_context()
             "give 7 draft tokens at most",
         ),
         ({"num_steps": 0}, ExecutorArgsError, "at least 1 step"),
+        ({"spec_rows": ((4, None),)}, ExecutorArgsError, "draft lengths are 1 to 3"),
         (
             {"num_steps": 1, "topk": 200, "num_draft_tokens": 2},
             ModelConfigError,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,6 +29,12 @@ from sglang.srt.mem_cache.kv_pool import MHAKVPool
 from sglang.srt.model_executor.config import max_positions
 from sglang.srt.model_executor.graph_sizes import GraphSizes
 from sglang.srt.model_executor.in_process_executor import InProcessExecutor
+from sglang.srt.model_executor.measure_costs import (
+    CPU_EFFORT,
+    HostStopwatch,
+    captured_order,
+    measure_costs,
+)
 from sglang.srt.model_executor.memory import BYTES_A_GRAPH, OutOfMemoryError
 from sglang.srt.model_executor.step_plan import ExecutorInfo, GraphSet, SpecShape, StepPlan
 
@@ -153,6 +160,40 @@ def test_sizes_and_rows_that_speculate_follow_the_arguments() -> None:
     driver = PlanDriver(exact)
     requests = [driver.add([1, 2]), driver.add([3])]
     assert driver.step(requests).used_graph is True and driver.step(requests[:1]).used_graph is False
+
+
+@pytest.mark.parametrize("shape", [(3, 1, 4), (2, 4, 16)])
+def test_every_draft_length_asked_for_has_its_graphs(shape: tuple[int, int, int]) -> None:
+    wanted = ((1, None), (2, 3)) if shape[0] == 3 else ((1, 5), (2, None))
+    executor, graphs = built(arguments(shape, spec_rows=wanted))
+    sizes = {(3, 1, 4): {1: (1, 2, 4, 6), 2: (1, 2, 3)}, (2, 4, 16): {1: (1, 2, 4, 5), 2: (1, 2, 4, 6)}}
+    assert {g.draft_len: g.sizes for g in graphs} == {0: (1, 2, 4, 6)} | sizes[shape]
+    assert executor.info.max_spec_rows == 6, "of the length that goes furthest"
+    texts = []
+    for one in (executor, tiny_executor(shape, dtype="float32", page_size=4, context_length=200)):
+        driver = PlanDriver(one)
+        requests = [driver.add([5, 6, 7, 8 + i]) for i in range(3)]
+        for draft_len in (1, 2, 0, 2, 1, 1):
+            result = driver.step(requests, draft_len)
+            assert result.used_graph is not False
+        texts.append([request.output[:6] for request in requests])
+    assert texts[0] == texts[1]
+
+
+def test_captured_steps_are_timed_and_leave_the_state_alone() -> None:
+    executor, graphs = built(arguments((3, 1, 4), spec_rows=((1, None), (3, 2))))
+    driver = PlanDriver(executor)
+    driver.generate([driver.add([5, 6, 7]), driver.add([8, 9])], 6)
+    worker = executor.worker
+    before = {n: v.clone() for n, v in vars(worker.state).items() if isinstance(v, torch.Tensor)}
+    counts = worker.sampler.rules.states.token_counts.clone()  # type: ignore[attr-defined]
+    effort = replace(CPU_EFFORT, repeats=1, long_len=32)
+    costs = measure_costs(worker, captured_order(graphs), effort, HostStopwatch())
+    assert [(c.draft_len, c.rows) for c in costs] == [
+        (g.draft_len, rows) for g in sorted(graphs, key=lambda g: g.draft_len) for rows in g.sizes
+    ]
+    assert all(torch.equal(getattr(worker.state, name), value) for name, value in before.items())
+    assert torch.equal(worker.sampler.rules.states.token_counts, counts)  # type: ignore[attr-defined]
 
 
 def test_the_pool_leaves_room_for_graphs_and_steps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,7 @@ from sglang.srt.managers.executor_build_models import (
     LoadedModels,
     make_pool,
     page_budget,
+    spec_rows,
     worker_config,
 )
 from sglang.srt.mem_cache.kv_pool import MHAKVPool
@@ -102,8 +103,8 @@ def build_cuda(
 
 def _graph_sizes(args: ExecutorArgs, config: WorkerConfig, plain: tuple[int, ...]) -> GraphSizes:
     sizes = {0: plain}
-    if config.spec is not None:
-        sizes[config.spec.num_steps] = spec_sizes(config.max_spec_rows, args.cuda_graph_bs)
+    for draft_len, rows in spec_rows(args, config.spec, plain[-1]).items():
+        sizes[draft_len] = spec_sizes(rows, args.cuda_graph_bs)
     return GraphSizes(sizes, pad=not args.disable_cuda_graph_padding)
 
 

@@ -126,7 +126,8 @@ class ToggleSettings:
                     " --speculative-disable-bs-threshold auto, or give it --speculative-auto-table FILE"
                 )
             return AUTO
-        if value != 0 and self._num_steps not in self._most_rows:
+        speculates = value is None or (isinstance(value, int) and value > 0)
+        if speculates and self._num_steps not in self._most_rows:
             raise ModeError(
                 f"{THRESHOLD} {value} needs steps of {self._num_steps} drafts, and those that were prepared"
                 f" have {', '.join(map(str, self._most_rows))} (--speculative-bs-schedule); set 0, or another"
@@ -153,7 +154,8 @@ class ToggleSettings:
         prepared = self._most_rows.get(draft_len, 0)
         wanted = min(schedule.max_rows_of(draft_len) or 1, self._info.num_slots)
         if wanted > prepared:
-            have = ", ".join(f"{k} drafts up to {most} requests" for k, most in self._most_rows.items())
+            have = ", ".join(f"{k} for {most}" for k, most in self._most_rows.items())
             raise ModeError(
-                f"{SCHEDULE} needs steps of {draft_len} drafts and {wanted} requests; prepared are {have}"
+                f"{SCHEDULE} needs steps of {draft_len} drafts for {wanted} requests, and it is prepared for"
+                f" these drafts and at most so many requests: {have}"
             )

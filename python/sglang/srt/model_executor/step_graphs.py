@@ -150,8 +150,8 @@ class StepGraphs:
         for graphs in sets:
             logger.info(
                 "CUDA graphs, %s: %d (%d to %d rows), %.1f s, %.0f MiB",
-                f"spec(k={graphs.draft_len})" if graphs.draft_len else "plain", len(graphs.sizes), graphs.sizes[0], graphs.sizes[-1],
-                graphs.seconds, graphs.bytes / 2**20,
+                f"spec(k={graphs.draft_len})" if graphs.draft_len else "plain",
+                len(graphs.sizes), graphs.sizes[0], graphs.sizes[-1], graphs.seconds, graphs.bytes / 2**20,
             )  # fmt: skip
         return sets
 
