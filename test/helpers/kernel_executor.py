@@ -89,7 +89,7 @@ def kernel_executor(
                 spec,
                 drafter_model.aux_layers,
             )
-            device_drafter = KernelDrafter(drafter_model, draft_backend, state, sampler, spec, worker_drafter)
+            device_drafter = KernelDrafter(drafter_model, draft_backend, state, sampler, spec)
         runner = StepRunner(state, sampler, model, backend.pool, backend, worker_drafter)
         step = DecodeStep(state, sampler, model, backend.pool, backend, spec, device_drafter)
         worker = Worker(

@@ -11,6 +11,7 @@ import pytest
 import torch
 from helpers.attention_reference import random_page_table
 from helpers.fake_flashinfer import fake_flashinfer
+from helpers.products import product_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -20,7 +21,7 @@ from sgl_kernel.attention.prefill.flashinfer import FlashInferError, FlashInferP
 from sglang.srt.configs.rope_config import RopeConfig
 from sglang.srt.layers.attention.base import Block, DecodeRows, PrefillRows, ScratchRows
 from sglang.srt.layers.attention.flashinfer_backend import FlashInferAttention
-from sglang.srt.layers.attention.heads import HeadProduct, Positions, attend
+from sglang.srt.layers.attention.heads import HeadProduct, Positions
 from sglang.srt.layers.attention.triton_backend import TritonAttention
 from sglang.srt.layers.rope import Rope
 from sglang.srt.mem_cache.kv_pool import MHAKVPool
@@ -71,23 +72,15 @@ class World:
 def expect_same(
     world: World, decode: DecodeRows | None, chunks: PrefillRows, positions: torch.Tensor
 ) -> None:
-    """By a product, which norms nothing and turns by position, and by q, k and v."""
-    num = len(positions)
     rope = Rope(RopeConfig(theta=100.0), D, 2 * MAX_LEN, torch.float32, "cpu")
-    qkv, q = world.draw(num, NQ + 2 * NKV).flatten(1), world.draw(num, NQ + 1)[:, :NQ]
-    k, v = world.draw(num, NKV), world.draw(num, NKV)
-    for call in ("product", "parts"):
-        outs = []
-        for backend in world.backends:
-            layers = backend.mixed(decode, chunks) if decode else backend.prefill(chunks)
-            if call == "product":
-                product = HeadProduct(qkv.clone(), NQ, NKV, Positions(rope, positions))
-                outs.append(attend(layers, LAYER, product))
-            else:
-                outs.append(layers(LAYER, q, k, v))
-        assert torch.isfinite(outs[1]).all()
-        torch.testing.assert_close(outs[1], outs[0], rtol=3e-5, atol=3e-5)
-        world.same_pools()
+    qkv = world.draw(len(positions), NQ + 2 * NKV).flatten(1)
+    outs = []
+    for backend in world.backends:
+        layers = backend.mixed(decode, chunks) if decode else backend.prefill(chunks)
+        outs.append(layers(LAYER, HeadProduct(qkv.clone(), NQ, NKV, Positions(rope, positions))))
+    assert torch.isfinite(outs[1]).all()
+    torch.testing.assert_close(outs[1], outs[0], rtol=3e-5, atol=3e-5)
+    world.same_pools()
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -134,7 +127,8 @@ def test_a_plan_is_good_while_the_next_one_is_made(package: ModuleType) -> None:
     layers = [world.backends[1].prefill(PrefillRows((1,), (0,), (n,))) for n in (7, 3)]
     expected = world.backends[0].prefill(PrefillRows((1,), (0,), (7,)))
     q, k, v = world.draw(7, NQ), world.draw(7, NKV), world.draw(7, NKV)
-    torch.testing.assert_close(layers[0](LAYER, q, k, v), expected(LAYER, q, k, v), rtol=3e-5, atol=3e-5)
+    got, wanted = (made(LAYER, product_of(q, k, v)) for made in (layers[0], expected))
+    torch.testing.assert_close(got, wanted, rtol=3e-5, atol=3e-5)
     world.backends[1].prefill(PrefillRows((1,), (0,), (2,)))
     one, other = package.BatchPrefillWithPagedKVCacheWrapper.made
     assert one.workspace is other.workspace
@@ -147,8 +141,8 @@ def test_all_else_is_our_own(package: ModuleType) -> None:
     mask = torch.ones(2, 1, 1, dtype=torch.bool)
     q, k, v = world.draw(4, NQ), world.draw(4, NKV), world.draw(4, NKV)
     for ask in (
-        lambda b: b.decode(DecodeRows(slots, base, 20, 2, Block.CAUSAL))(LAYER, q, k, v),
-        lambda b: b.scratch(ScratchRows(slots, base, 20, 1, 0, mask))(LAYER, q[:2], k[:2], v[:2]),
+        lambda b: b.decode(DecodeRows(slots, base, 20, 2, Block.CAUSAL))(LAYER, product_of(q, k, v)),
+        lambda b: b.scratch(ScratchRows(slots, base, 20, 1, 0, mask))(LAYER, product_of(q[:2], k[:2], v[:2])),
         lambda b: b.places(slots, base),
     ):
         own, wrapped = (ask(backend) for backend in world.backends)

@@ -6,6 +6,7 @@ from unittest.mock import patch
 
 import torch
 from helpers.attention_reference import attend_one, random_page_table
+from helpers.products import product_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -91,7 +92,9 @@ def test_large_results_in_half_precision_are_finite() -> None:
     backend = TorchNativeAttention(pool, torch.arange(200, dtype=torch.int32).view(2, 100))
     q, kv = torch.ones(64, NQ, D).half(), torch.full((64, NKV, D), 100).half()
     with patch.object(torch_native._DecodeLayers, "_attend_apart", side_effect=AssertionError):
-        out = backend.decode(DecodeRows(torch.tensor([1]), torch.tensor([30]), 30, 64))(0, q, kv, kv)
+        out = backend.decode(DecodeRows(torch.tensor([1]), torch.tensor([30]), 30, 64))(
+            0, product_of(q, kv, kv)
+        )
     assert (out == 100).all()
 
 
@@ -102,7 +105,7 @@ def test_a_long_row_does_not_make_its_neighbours_long() -> None:
     backend = TorchNativeAttention(pool, torch.ones(33, 2100, dtype=torch.int32))
     lens = torch.tensor([2000, *range(70, 101)])
     q, kv = torch.randn(32, NQ, D), torch.randn(32, NKV, D)
-    backend.decode(DecodeRows(torch.arange(1, 33), lens, 2000, 1))(0, q, kv, kv)
+    backend.decode(DecodeRows(torch.arange(1, 33), lens, 2000, 1))(0, product_of(q, kv, kv))
     assert backend._gathered.shape[0] < 1.5 * int(lens.sum())
 
 
@@ -119,7 +122,7 @@ def test_decode_and_verify(
     q, k, v = world.draw(num, NQ), world.draw(num, NKV), world.draw(num, NKV)
     rows = DecodeRows(slots, lens, int(lens.max()) + 3, num_queries, block, mask)
     with patch.object(torch_native, "SHORT_ROW", short_row):
-        got = world.backend.decode(rows)(LAYER, q, k, v)
+        got = world.backend.decode(rows)(LAYER, product_of(q, k, v))
     expected = []
     for r, slot in enumerate(slots.tolist()):
         own = slice(r * num_queries, (r + 1) * num_queries)
@@ -145,7 +148,7 @@ def test_block_none_writes_nothing(world_args: dict[str, object], num_queries: i
     q = world.draw(len(slots) * num_queries, NQ)
     rows = DecodeRows(slots, lens, int(lens.max()), num_queries, Block.NONE)
     with patch.object(torch_native, "SHORT_ROW", short_row):
-        got = world.backend.decode(rows)(LAYER, q, None, None)
+        got = world.backend.decode(rows)(LAYER, product_of(q))
     assert torch.equal(world.pool.kv.nan_to_num(7.0), before.nan_to_num(7.0))
     expected = []
     for t in range(q.shape[0]):
@@ -166,7 +169,7 @@ def test_prefill_of_first_and_later_chunks(
     rows = PrefillRows(tuple(slots), tuple(starts), tuple(lengths))
     total = sum(lengths)
     q, k, v = world.draw(total, NQ), world.draw(total, NKV), world.draw(total, NKV)
-    close(world.backend.prefill(rows)(LAYER, q, k, v), _prefill_reference(world, rows, q, k, v))
+    close(world.backend.prefill(rows)(LAYER, product_of(q, k, v)), _prefill_reference(world, rows, q, k, v))
     begin = 0
     for slot, start, length in zip(slots, starts, lengths, strict=True):
         places = world.backend.places(torch.full((length,), slot), start + torch.arange(length))
@@ -201,7 +204,7 @@ def test_mixed(world_args: dict[str, object], length: int) -> None:
     decode = DecodeRows(decoding, lens, int(lens.max()), 1)
     chunk = PrefillRows((chunk_slot,), (start,), (length,))
     q, k, v = world.draw(n + length, NQ), world.draw(n + length, NKV), world.draw(n + length, NKV)
-    got = world.backend.mixed(decode, chunk)(LAYER, q, k, v)
+    got = world.backend.mixed(decode, chunk)(LAYER, product_of(q, k, v))
     expected = []
     for r, slot in enumerate(decoding.tolist()):
         all_k = torch.cat((world.history[slot][0], k[r : r + 1]))
@@ -226,7 +229,7 @@ def test_scratch_levels(world_args: dict[str, object], width: int, levels: int) 
         mask[:, :, start:] = torch.eye(width, dtype=torch.bool)
         q, k, v = world.draw(n * width, NQ), world.draw(n * width, NKV), world.draw(n * width, NKV)
         rows = ScratchRows(slots, lens, int(lens.max()), width, start, mask)
-        got = world.backend.scratch(rows)(LAYER, q, k, v)
+        got = world.backend.scratch(rows)(LAYER, product_of(q, k, v))
         scratch_k = torch.cat((scratch_k, k.view(n, width, NKV, D)), 1)
         scratch_v = torch.cat((scratch_v, v.view(n, width, NKV, D)), 1)
         expected = []
@@ -245,7 +248,7 @@ def test_float32_and_padded_rows() -> None:
     world = World(3, 4, [5, 9], torch.float32)
     slots, lens = torch.tensor([2, 0, 0]), torch.tensor([9, 1, 1])
     q, k, v = world.draw(3, NQ), world.draw(3, NKV), world.draw(3, NKV)
-    got = world.backend.decode(DecodeRows(slots, lens, 9, 1))(LAYER, q, k, v)
+    got = world.backend.decode(DecodeRows(slots, lens, 9, 1))(LAYER, product_of(q, k, v))
     base_k, base_v = world.history[2]
     all_k, all_v = torch.cat((base_k, k[:1])), torch.cat((base_v, v[:1]))
     close(got[:1], [attend_one(q[0], all_k, all_v, torch.ones(10, dtype=torch.bool))], 1e-5)

@@ -5,9 +5,12 @@ The interpreter runs the same calls through the kernels: see ``body_kernels``.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from helpers.attention_reference import random_page_table
+from helpers.products import product_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +18,7 @@ from sgl_kernel._dispatch import has_triton
 from sgl_kernel.testing.interpret import interpret
 from sglang.srt.configs.rope_config import RopeConfig
 from sglang.srt.layers.attention.base import AttentionBackend, Block, DecodeRows, PrefillRows, ScratchRows
-from sglang.srt.layers.attention.heads import HeadProduct, Positions, attend
+from sglang.srt.layers.attention.heads import HeadProduct, Positions
 from sglang.srt.layers.attention.torch_native import TorchNativeAttention
 from sglang.srt.layers.attention.triton_backend import TritonAttention
 from sglang.srt.layers.norm import RMSNorm
@@ -56,31 +59,18 @@ class Pair:
     def slots(self) -> torch.Tensor:
         return torch.randperm(len(self.lens) - 1, generator=self.generator) + 1
 
-    def check(self, ask, num: int, real: int | None = None, write: bool = True) -> None:  # type: ignore[no-untyped-def]
-        """``ask(backend)`` gives a layer's attention; outputs and pools must agree."""
-        q = self.draw(num, NQ + 1)[:, :NQ]  # a slice, as of a fused projection
-        k, v = (self.draw(num, NKV), self.draw(num, NKV)) if write else (None, None)
-        expected, got = (ask(backend)(LAYER, q, k, v) for backend in self.backends)
-        assert torch.isfinite(got).all()
-        tolerance = 1e-10 if self.dtype == torch.float64 else 3e-5
-        torch.testing.assert_close(got[:real], expected[:real], rtol=tolerance, atol=tolerance)
-        after = [pool.kv[:, pool.page_size :].nan_to_num(7.0) for pool in self.pools]
-        assert torch.equal(*after)
-
-    def check_product(self, ask, num: int, real: int, write: bool, norm: RMSNorm | None) -> None:  # type: ignore[no-untyped-def]
-        """As ``check``, from a qkv product: norms and rope are the backend's part too."""
+    def check(  # type: ignore[no-untyped-def]
+        self, ask, num: int, real: int | None = None, write: bool = True, norm: RMSNorm | None = None
+    ) -> None:
+        """``ask(backend)`` gives a layer's attention; outputs (of ``real`` tokens) and pools must agree."""
         rope = Rope(RopeConfig(theta=100.0), D, MAX_LEN, self.dtype, "cpu")
         positions = torch.randint(0, MAX_LEN, (num,), generator=self.generator)
         num_kv = NKV if write else 0
         qkv = self.draw(num, NQ + 2 * num_kv).flatten(1)
-        expected, got = (
-            attend(
-                ask(backend),
-                LAYER,
-                HeadProduct(qkv.clone(), NQ, num_kv, Positions(rope, positions), norm if write else None),
-            )
-            for backend in self.backends
-        )
+        product = HeadProduct(qkv, NQ, num_kv, Positions(rope, positions), norm if write else None)
+        expected, got = (ask(b)(LAYER, replace(product, qkv=qkv.clone())) for b in self.backends)
+        assert torch.isfinite(got).all()
+        # Our own ops turn in float32, whatever the product's type is.
         torch.testing.assert_close(got[:real], expected[:real], rtol=3e-5, atol=3e-5)
         after = [pool.kv[:, pool.page_size :].nan_to_num(7.0) for pool in self.pools]
         torch.testing.assert_close(*after, rtol=3e-6, atol=3e-6)
@@ -101,18 +91,20 @@ worlds = st.tuples(
 
 
 @settings(max_examples=40, deadline=None)
-@given(worlds, st.sampled_from(list(Block)), st.integers(1, 6))
-def test_decode(world: tuple, block: Block, num: int) -> None:  # type: ignore[type-arg]
-    _decode(Pair(*world), block, num)
+@given(worlds, st.sampled_from(list(Block)), st.integers(1, 6), st.booleans(), st.integers(0, 1))
+def test_decode(world: tuple, block: Block, num: int, normed: bool, padding: int) -> None:  # type: ignore[type-arg]
+    _decode(Pair(*world), block, num, normed, padding)
 
 
-def _decode(pair: Pair, block: Block, num: int, padding: int = 0) -> None:
+def _decode(pair: Pair, block: Block, num: int, normed: bool = False, padding: int = 0) -> None:
     slots = torch.cat((pair.slots(), torch.zeros(padding, dtype=torch.int64)))
     lens = pair.lens[slots]
     mask = tree_mask(len(slots), num, num, pair.generator) if block is Block.TREE else None
     rows = DecodeRows(slots, lens, int(lens.max()) + 5, num, block, mask)
+    weight = torch.cat([torch.rand(1, D, dtype=pair.dtype).expand(n, -1) for n in (NQ, NKV)]) + 0.5
+    norm = RMSNorm(weight, 1e-5) if normed else None
     real = (len(slots) - padding) * num
-    pair.check(lambda backend: backend.decode(rows), len(slots) * num, real, block is not Block.NONE)
+    pair.check(lambda backend: backend.decode(rows), len(slots) * num, real, block is not Block.NONE, norm)
 
 
 @settings(max_examples=40, deadline=None)
@@ -153,46 +145,13 @@ def _scratch(pair: Pair, width: int, levels: int) -> None:
         pair.check(lambda backend, rows=rows: backend.scratch(rows), len(slots) * width)
 
 
-@settings(max_examples=40, deadline=None)
-@given(worlds, st.sampled_from(list(Block)), st.integers(1, 6), st.booleans(), st.integers(0, 1))
-def test_products(world: tuple, block: Block, num: int, normed: bool, padding: int) -> None:  # type: ignore[type-arg]
-    _products(Pair(*world), block, num, normed, padding)
-
-
-def _products(pair: Pair, block: Block, num: int, normed: bool, padding: int) -> None:
-    slots = torch.cat((pair.slots(), torch.zeros(padding, dtype=torch.int64)))
-    lens = pair.lens[slots]
-    mask = tree_mask(len(slots), num, num, pair.generator) if block is Block.TREE else None
-    rows = DecodeRows(slots, lens, int(lens.max()) + 5, num, block, mask)
-    weight = torch.cat([torch.rand(1, D, dtype=pair.dtype).expand(n, -1) for n in (NQ, NKV)]) + 0.5
-    norm = RMSNorm(weight, 1e-5) if normed else None
-    real = (len(slots) - padding) * num
-    write = block is not Block.NONE
-    pair.check_product(lambda backend: backend.decode(rows), len(slots) * num, real, write, norm)
-
-
-@settings(max_examples=25, deadline=None)
-@given(worlds, st.integers(0, 2), st.integers(1, 9))
-def test_products_of_chunks(world: tuple, cut: int, length: int) -> None:  # type: ignore[type-arg]
-    pair = Pair(*world)
-    slots = pair.slots()
-    cut = min(cut, len(slots) - 1)
-    starts = tuple(int(pair.lens[s]) for s in slots[cut:])
-    chunks = PrefillRows(tuple(slots[cut:].tolist()), starts, (length,) * len(starts))
-    lens = pair.lens[slots[:cut]]
-    decode = DecodeRows(slots[:cut], lens, MAX_LEN, 1)
-    num = cut + length * len(starts)
-    ask = (lambda b: b.mixed(decode, chunks)) if cut else (lambda b: b.prefill(chunks))
-    pair.check_product(ask, num, num, True, None)
-
-
 def test_padded_rows_give_zeros_and_disturb_nobody() -> None:
     for dtype in (torch.float32, torch.float64):
         pair = Pair(3, 4, [5, 9], dtype)
         _decode(pair, Block.CAUSAL, 1, padding=2)
         zeros = DecodeRows(torch.tensor([0, 2]), torch.tensor([1, 9]), 9, 1)
-        q, k, v = pair.draw(2, NQ), pair.draw(2, NKV), pair.draw(2, NKV)
-        assert not pair.backends[1].decode(zeros)(LAYER, q, k, v)[0].any()
+        product = product_of(pair.draw(2, NQ), pair.draw(2, NKV), pair.draw(2, NKV))
+        assert not pair.backends[1].decode(zeros)(LAYER, product)[0].any()
 
 
 def test_places_agree() -> None:
@@ -207,13 +166,10 @@ def body_kernels() -> None:
         ((Block.CAUSAL, 3), (Block.TREE, 4), (Block.NONE, 2), (Block.TREE, 12))
     ):
         # One tile turns in attention's own launch, 12 queries of 3 heads in one ahead of it.
-        _products(Pair(seed, (1, 16)[seed % 2], [33, 5, 21], torch.float32), block, num, seed < 2, 1)
+        _decode(Pair(seed, (1, 16)[seed % 2], [33, 5, 21], torch.float32), block, num, seed < 2, 1)
     for seed, page_size in ((0, 1), (1, 16)):
-        pair = Pair(seed, page_size, [33, 5, 21], torch.float32)
-        _decode(pair, Block.CAUSAL, 3, padding=1)
-        pair = Pair(seed, page_size, [33, 5, 21], torch.float32)
-        _decode(pair, Block.TREE, 4)
-        _scratch(Pair(seed, page_size, [33, 5], torch.float32), 2, 3)
+        # 2 nodes a level turn in attention's own launch, 12 in one ahead of it.
+        _scratch(Pair(seed, page_size, [33, 5], torch.float32), *((2, 3), (12, 2))[seed])
         pair = Pair(seed, page_size, [33, 5, 21, 2], torch.float32)
         slots = pair.slots()
         _prefill(pair, slots, 2, [0, int(pair.lens[slots[3]])], [20, 11])

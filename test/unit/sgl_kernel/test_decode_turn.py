@@ -58,8 +58,11 @@ class Case:
         )  # fmt: skip
         return q.view(-1, shape.num_heads, shape.head_dim)
 
-    def two_launches(self, kv: torch.Tensor, kv_scale: torch.Tensor | None = None) -> torch.Tensor:
-        return decode_attention_ref(self.queries(kv, kv_scale), kv, self.plan, kv_scale, None)
+    def two_launches(
+        self, kv: torch.Tensor, kv_scale: torch.Tensor | None = None, scratch: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        written = kv if scratch is None else scratch.flatten(0, 1)
+        return decode_attention_ref(self.queries(written, kv_scale), kv, self.plan, kv_scale, scratch)
 
 
 def tables(d: int) -> RopeTables:
@@ -75,10 +78,11 @@ def make_case(
     norms: bool = False,
     info: DeviceInfo = SMALL,
     dtype: torch.dtype = torch.float32,
+    scratch_cap: int = 0,
 ) -> Case:
     world = paged_world(shape, lens, view.query_len, seed=len(lens) + view.query_len)
     workspace = DecodeWorkspace(shape, torch.device("cpu"), 4, info)
-    plan = plan_decode(workspace, world.slots, world.base_lens, world.page_table, view)
+    plan = plan_decode(workspace, world.slots, world.base_lens, world.page_table, view, scratch_cap)
     d, num_tokens = shape.head_dim, len(lens) * view.query_len
     width = (shape.num_heads + (2 * shape.num_kv_heads if view.writes else 0)) * d
     qkv = world.draw(num_tokens, width + 2 * d)[:, :width].to(dtype)  # rows lie apart
@@ -145,6 +149,36 @@ def body_splits() -> None:
     compare(case, layers=2)
 
 
+def compare_scratch(
+    shape: AttentionShape, lens: list[int], num: int, start: int, norms: bool = False
+) -> None:
+    """A level of a draft tree: K and V go to scratch places, the pool is left alone."""
+    generator = torch.Generator().manual_seed(start)
+    mask = torch.rand(len(lens), num, start + num, generator=generator) < 0.6
+    mask[:, :, start:] = torch.eye(num, dtype=torch.bool)
+    view = View(num, start + num, mask=mask, scratch=True, write_start=start)
+    cap = start + num + 3
+    case = make_case(shape, lens, view, norms, scratch_cap=cap)
+    assert can_turn(case.plan)
+    scratch = torch.randn(len(lens) + 1, cap, shape.num_kv_heads, 2, shape.head_dim, generator=generator)
+    scratch[:, start:] = torch.nan
+    own, wanted, kv = scratch.clone(), scratch.clone(), case.kv.clone()
+    for _ in range(2):
+        got = decode_attention(None, kv, case.plan, None, own, turn=case.turn)
+        expected = case.two_launches(case.kv, None, wanted)
+        torch.testing.assert_close(got, expected, rtol=3e-5, atol=3e-5)
+        torch.testing.assert_close(own, wanted, rtol=3e-5, atol=1e-5, equal_nan=True)
+        assert torch.equal(kv.nan_to_num(7.0), case.kv.nan_to_num(7.0)) and not case.plan.counters.any()
+
+
+def body_scratch() -> None:
+    compare_scratch(AttentionShape(4, 1, 64, 1), [33, 90, 0, 1], 4, 0)
+    compare_scratch(AttentionShape(4, 2, 128, 16), [33, 0, 250], 4, 4, norms=True)
+    # The new places of a level lie in two chunks, behind those of the levels above.
+    for base in (1006, 1012):
+        compare_scratch(AttentionShape(3, 1, 64, 1), [base, 60], 8, 8)
+
+
 def body_types() -> None:
     """bfloat16 (the interpreter truncates), and an e4m3 cache with scales for every KV head."""
     shape, lens = AttentionShape(4, 2, 64, 1), [90, 33, 0]
@@ -197,7 +231,7 @@ def body_all(names: list[str]) -> None:
         globals()[f"body_{name}"]()
 
 
-@pytest.mark.parametrize("bodies", [["shapes", "faults"], ["splits"], ["types"]], ids="-".join)
+@pytest.mark.parametrize("bodies", [["shapes", "faults"], ["splits"], ["types", "scratch"]], ids="-".join)
 def test_turning_equals_two_launches(bodies: list[str]) -> None:
     interpret(__file__, "body_all", names=bodies)
 
@@ -222,7 +256,9 @@ def test_only_one_tile_turns() -> None:
     assert turns(View(1)) and not turns(View(64, 64, causal=True))
     assert not turns(View(16, 16, causal=True)), "one tile, of 64 rows"
     scratch = View(4, 8, mask=meta(2, 4, 8, dtype=torch.bool), scratch=True, write_start=4)
-    assert not turns(scratch, cap=8)
+    assert turns(scratch, cap=8)
+    wide = View(16, 32, mask=meta(2, 16, 32, dtype=torch.bool), scratch=True, write_start=16)
+    assert not turns(wide, cap=32)
 
 
 # Compilation
@@ -232,16 +268,19 @@ def meta(*size: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.empty(size, dtype=dtype, device="meta")
 
 
-def launch_plan(shape: AttentionShape, view: View, info: DeviceInfo, itemsize: int = 2) -> DecodePlan:
+def launch_plan(
+    shape: AttentionShape, view: View, info: DeviceInfo, itemsize: int = 2, cap: int = 0
+) -> DecodePlan:
     workspace = DecodeWorkspace(shape, torch.device("meta"), itemsize, info)
     slots, table = meta(16, dtype=torch.int64), meta(17, 8192, dtype=torch.int32)
-    return workspace.plan(slots, slots, table, view, 0)
+    return workspace.plan(slots, slots, table, view, cap)
 
 
 def launch_of(
     shape: AttentionShape, view: View, norms: bool, info: DeviceInfo, kv_dtype: torch.dtype = torch.bfloat16
 ) -> tuple[Launch, DecodePlan]:
-    plan = launch_plan(shape, view, info, kv_dtype.itemsize)
+    cap = view.extra if view.scratch else 0
+    plan = launch_plan(shape, view, info, kv_dtype.itemsize, cap)
     d, num_tokens = shape.head_dim, 16 * view.query_len
     heads = shape.num_heads + (2 * shape.num_kv_heads if view.writes else 0)
     angles = RopeTables(meta(9000, d, dtype=torch.float32), meta(9000, d, dtype=torch.float32))
@@ -254,14 +293,18 @@ def launch_of(
     )
     kv, out = meta(100_000, shape.num_kv_heads, 2, d, dtype=kv_dtype), meta(num_tokens, shape.num_heads, d)
     scale = meta(shape.num_kv_heads, 2, dtype=torch.float32) if kv_dtype.itemsize == 1 else None
-    return decode_launch(None, kv, out, plan, scale, None, turn), plan
+    scratch = meta(16, cap, *kv.shape[1:], dtype=kv_dtype) if cap else None
+    return decode_launch(None, kv, out, plan, scale, scratch, turn), plan
 
 
 def views(query_len: int) -> list[View]:
     causal = View(query_len, query_len, causal=True)
     if query_len == 1:
         return [causal, View(1)]
-    return [causal, View(query_len, query_len, mask=meta(16, query_len, query_len, dtype=torch.bool))]
+    found = [causal, View(query_len, query_len, mask=meta(16, query_len, query_len, dtype=torch.bool))]
+    if query_len == 4:  # the second level of a draft tree
+        found.append(View(4, 8, mask=meta(16, 4, 8, dtype=torch.bool), scratch=True, write_start=4))
+    return found
 
 
 def test_other_heads_and_caches_fit() -> None:

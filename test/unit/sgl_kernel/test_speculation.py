@@ -1,4 +1,4 @@
-"""Accept and state update, trees, the move of paths, a draft layer's input: references against the CPU
+"""Accept and state update, the move of paths, a draft layer's input: references against the CPU
 server's own code, kernels against references in the interpreter, compilation at real shapes."""
 
 from __future__ import annotations
@@ -9,23 +9,13 @@ import torch
 from sgl_kernel.speculation.accept import Accepted, SlotRows, accept, accept_launch, begin_launch, begin_rows
 from sgl_kernel.speculation.inputs.ops import Keep, PairWeights, pair_inputs, pair_launch
 from sgl_kernel.speculation.move import move_launch, move_path
-from sgl_kernel.speculation.tree.ops import (
-    DraftRows,
-    Tree,
-    TreeBuffers,
-    build,
-    build_launch,
-    expand,
-    expand_launches,
-)
 from sgl_kernel.testing.compile_gate import check
 from sgl_kernel.testing.interpret import interpret
 from sglang.srt.layers.norm import RMSNorm
 from sglang.srt.mem_cache.kv_pool import MHAKVPool
 from sglang.srt.model_executor.accept import accept as server_accept
 from sglang.srt.model_executor.drafter import DraftTree
-from sglang.srt.sampling.gumbel import noise
-from sglang.srt.speculative.tree import TreeBuilder, ancestor_mask
+from sglang.srt.speculative.tree import ancestor_mask
 
 BF16, I32, I64 = torch.bfloat16, torch.int32, torch.int64
 
@@ -115,47 +105,6 @@ def body_move() -> None:
         assert torch.equal(kv, pool.kv)
 
 
-def _draft_rows(num_rows: int, vocab: int) -> DraftRows:
-    slots = torch.arange(num_rows) + 1
-    temperature = torch.tensor([0.0, 0.0, 0.8, 1.2, 0.5][: num_rows + 1])
-    seed = torch.arange(num_rows + 1) * 12345 - 3
-    return DraftRows(slots, torch.arange(num_rows) + 7, temperature, seed, torch.arange(vocab) * 3 + 1)
-
-
-def body_tree() -> None:
-    vocab = 1300  # two blocks
-    for num_rows, k, num_levels, num_nodes in ((3, 4, 2, 16), (2, 1, 3, 4), (2, 3, 3, 8), (3, 2, 1, 3)):
-        rows = _draft_rows(num_rows, vocab)
-        buffers, builder = TreeBuffers.make(num_rows, k, num_levels, vocab, "cpu"), TreeBuilder(k)
-        frontier = None
-        for level in range(num_levels):
-            nodes = k if level else 1
-            logits = torch.randn(num_rows * nodes, vocab, generator=_gen(level)) * 3
-            index = rows.root + level + 1
-            drawn = noise(rows.seed[rows.slots], index, rows.token_ids)[:, None]
-            heat = rows.temperature[rows.slots][:, None, None]
-            ranks = logits.view(num_rows, nodes, vocab)
-            ranks = torch.where(heat > 0, ranks / torch.where(heat > 0, heat, 1.0) + drawn, ranks)
-            if frontier is None:
-                frontier = builder.add_roots_children(ranks, rows.token_ids)
-            else:
-                frontier = builder.add_children(frontier, ranks, rows.token_ids)
-            got = expand(level, logits, rows, buffers)
-            torch.testing.assert_close(got.score, frontier.score, rtol=1e-5, atol=1e-5)
-            assert torch.equal(got.number.long(), frontier.candidate)
-            assert torch.equal(got.tokens, frontier.tokens) and torch.equal(got.parent, frontier.parent)
-        root_tokens = torch.arange(num_rows) + 500
-        tree = Tree.make(num_rows, num_nodes, "cpu")
-        build(root_tokens, num_levels, buffers, tree)
-        wanted = builder.build(root_tokens, num_nodes)
-        for name in ("tokens", "parents", "depths", "mask"):
-            assert torch.equal(getattr(tree, name), getattr(wanted, name)), name
-    logits[:] = torch.nan
-    got = expand(0, logits, rows, buffers)
-    assert all(len(set(row)) == k for row in got.tokens.tolist()), "a drafter gone wrong still gives a tree"
-    assert got.score.isneginf().all()
-
-
 def body_inputs() -> None:
     size, generator = 48, _gen(0)
     for dtype, tolerance in ((torch.float32, 1e-5), (BF16, 2**-5)):
@@ -197,7 +146,7 @@ def body_inputs() -> None:
         torch.testing.assert_close(out, wanted, rtol=tolerance, atol=tolerance)
 
 
-BODIES = ("body_accept", "body_move", "body_tree", "body_inputs")
+BODIES = ("body_accept", "body_move", "body_inputs")
 
 
 def body_all() -> None:
@@ -234,20 +183,6 @@ def test_accept_and_move_fit() -> None:
         for columns in (3, 6):
             path = _meta(8, columns)
             check(move_launch(kv, path, _meta(8), _meta(8), _meta(8), table, 1, 0, pdl=True))
-
-
-@pytest.mark.parametrize("vocab", [32000, 163840])  # drafters of Llama-8B and of Kimi
-def test_trees_fit(vocab: int) -> None:
-    pytest.importorskip("triton", reason="kernels need triton")
-    f32 = torch.float32
-    for num_rows, k, levels, nodes in ((1, 4, 2, 16), (16, 8, 5, 64)):
-        rows = DraftRows(_meta(num_rows), _meta(num_rows), _meta(256, dtype=f32), _meta(256), _meta(vocab))
-        buffers = TreeBuffers.make(num_rows, k, levels, vocab, "meta")
-        for level in (0, 1):
-            logits = _meta(num_rows * (k if level else 1), vocab, dtype=f32)
-            for launch in expand_launches(level, logits, rows, buffers, pdl=True):
-                check(launch)
-        check(build_launch(_meta(num_rows), levels, buffers, Tree.make(num_rows, nodes, "meta"), pdl=True))
 
 
 @pytest.mark.parametrize("size", [4096, 576, 7168, 6144])

@@ -160,7 +160,7 @@ class _Wiring:
             trees = EAGLEWorkerV2(
                 models.drafter, draft_pool, draft_backend, sampler.states, spec, models.drafter.aux_layers
             )
-            chains = KernelDrafter(models.drafter, draft_backend, state, sampler, spec, trees)
+            chains = KernelDrafter(models.drafter, draft_backend, state, sampler, spec)
             prompts = KernelSync(trees, models.drafter, draft_backend)
         step = DecodeStep(state, sampler, target, pool, backend, spec, chains, self._simulated)
         attention = backend if self._planner is None else FlashInferAttention(backend, self._planner)

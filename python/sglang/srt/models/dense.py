@@ -10,7 +10,7 @@ import torch
 
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.layers.attention.base import LayerAttention
-from sglang.srt.layers.attention.heads import HeadProduct, Positions, attend
+from sglang.srt.layers.attention.heads import HeadProduct, Positions
 from sglang.srt.layers.embedding import Embedding
 from sglang.srt.layers.linear import Linear
 from sglang.srt.layers.norm import RMSNorm
@@ -105,7 +105,7 @@ class DenseLayer:
         """hidden: [T, H] residual stream, used up -> [T, H]."""
         qkv = self.qkv(hidden, norm=self.input_norm)
         product = HeadProduct(qkv, self.num_heads, self.num_kv_heads, positions, self.qk_norm)
-        hidden = self.o(attend(attn, self.index, product), residual=hidden)
+        hidden = self.o(attn(self.index, product).flatten(1), residual=hidden)
         return self.mlp(hidden, self.post_norm)
 
 

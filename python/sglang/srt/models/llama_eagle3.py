@@ -16,7 +16,7 @@ import torch
 
 from sglang.srt.configs.model_config import ModelConfig, ModelConfigError
 from sglang.srt.layers.attention.base import LayerAttention
-from sglang.srt.layers.attention.heads import HeadProduct, Positions, attend
+from sglang.srt.layers.attention.heads import HeadProduct, Positions
 from sglang.srt.layers.embedding import Embedding
 from sglang.srt.layers.linear import Linear
 from sglang.srt.layers.norm import RMSNorm
@@ -190,7 +190,7 @@ class LlamaEagle3:
         else:
             heads = torch.cat((self.q(pairs), self.kv_proj(pairs)), dim=1)
         product = HeadProduct(heads, self.config.num_heads, num_kv_heads, Positions(self.rope, positions))
-        hidden = self.o(attend(attn, 0, product), residual=hidden)
+        hidden = self.o(attn(0, product).flatten(1), residual=hidden)
         hidden = self.mlp(hidden, self.post_norm)
         return self.norm(hidden) if self.draft.norm_output else hidden
 

@@ -1,7 +1,6 @@
 """Drafts and syncs of a device step: EAGLE-3 over the kernels of sgl_kernel, no host decision in it.
 
-The same maths as ``eagle_worker_v2.py``, which drafts the trees here too (in tensor operations that a
-graph captures as well).
+The same maths as ``eagle_worker_v2.py``, which is its oracle; trees are drafted in ``kernel_tree.py``.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ from sgl_kernel.speculation.inputs.ops import Keep, pair_inputs
 from sglang.srt.layers.attention.base import Block, DecodeRows
 from sglang.srt.layers.attention.triton_backend import TritonAttention
 from sglang.srt.model_executor.decode_step import Rows
-from sglang.srt.model_executor.drafter import DraftContext, DraftTree
+from sglang.srt.model_executor.drafter import DraftTree
 from sglang.srt.model_executor.slot_state import SlotState
 from sglang.srt.model_executor.step_plan import PAD_SLOT, SpecShape
 from sglang.srt.models.llama_eagle3 import LlamaEagle3
 from sglang.srt.sampling.kernel_sampler import KernelSampler
-from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 from sglang.srt.speculative.kernel_sync import pair_weights
+from sglang.srt.speculative.kernel_tree import KernelTrees
 
 
 class KernelDrafter:
@@ -33,22 +32,18 @@ class KernelDrafter:
         state: SlotState,
         sampler: KernelSampler,
         spec: SpecShape,
-        trees: EAGLEWorkerV2,  # over the same model, pool and backend
     ) -> None:
         self.aux_layers = model.aux_layers
         self._model = model
         self._backend = backend
         self._state = state
         self._sampler = sampler
-        self._spec = spec
-        self._trees = trees
+        self._trees = KernelTrees(model, backend, state, sampler.states, spec) if spec.topk > 1 else None
         self._weights = pair_weights(model)
 
     def draft(self, rows: Rows, tokens: torch.Tensor, draft_len: int) -> DraftTree | None:
-        if self._spec.topk > 1:
-            feature = self._state.draft_feature[rows.slots]
-            context = DraftContext(rows.slots, rows.root, 0, tokens[:, 0], feature, sampled=True)
-            return self._trees.draft(context, draft_len)
+        if self._trees is not None:
+            return self._trees.draft(rows, tokens, draft_len)
         self._chain(rows, tokens, draft_len)
         return None
 

@@ -90,11 +90,22 @@ def ancestor_mask(parents: torch.Tensor, max_depth: int) -> torch.Tensor:
 
 def _children(ranks: torch.Tensor, token_ids: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Log probabilities (at most 0) and target ids of the k best of each node; [R, nodes, k] each."""
-    log_probs = ranks.log_softmax(dim=-1).clamp_(max=0)
     # A drafter gone wrong (NaN) must still give a tree: such children come last.
-    log_probs = log_probs.nan_to_num_(nan=-torch.inf, neginf=-torch.inf)
-    score, index = log_probs.topk(k, dim=-1)
-    return score, token_ids[index]
+    ranks = ranks.nan_to_num(nan=-torch.inf, posinf=torch.inf)
+    log_probs = ranks.log_softmax(dim=-1).clamp_(max=0).nan_to_num_(nan=-torch.inf, neginf=-torch.inf)
+    index = _highest(ranks, k)
+    return log_probs.gather(-1, index), token_ids[index]
+
+
+def _highest(ranks: torch.Tensor, k: int) -> torch.Tensor:
+    """Indices of the k best of [R, nodes, V'], in descending order, equal ones by the lower index."""
+    top, index = ranks.topk(k, dim=-1)
+    if bool(((ranks >= top[..., -1:]).sum(dim=-1) > k).any()):
+        # topk takes any of equal ones. Rare, and sorting all is 30 times slower than this question.
+        return ranks.sort(dim=-1, descending=True, stable=True).indices[..., :k]
+    index, order = index.sort(dim=-1)
+    best = top.gather(-1, order).sort(dim=-1, descending=True, stable=True).indices
+    return index.gather(-1, best)
 
 
 def _best(score: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -15,6 +15,8 @@ from typing import Protocol
 
 import torch
 
+from sglang.srt.layers.attention.heads import HeadProduct
+
 
 class Block(Enum):
     """How the Q queries of a row see each other. They are stored at ``base_len + i``."""
@@ -64,13 +66,11 @@ class PrefillRows:
 class LayerAttention(Protocol):
     """Attention of one step, called by every layer in turn.
 
-    Writes k and v (if given) to the pool at the places of this step's tokens, then attends.
-    q: [T, nq, d]; k, v: [T, nkv, d] or None (with Block.NONE); returns [T, nq, d].
+    Norms and turns the heads of the product, writes k and v to the pool at the places of this step's
+    tokens (with Block.NONE there are none), then attends; returns [T, nq, d].
     """
 
-    def __call__(
-        self, layer: int, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None
-    ) -> torch.Tensor: ...
+    def __call__(self, layer: int, product: HeadProduct) -> torch.Tensor: ...
 
 
 class AttentionBackend(Protocol):

@@ -1,17 +1,15 @@
-"""From a qkv product to attention's output: the heads' norms, the rotary embedding, the cache write.
+"""What a layer hands to its attention: a qkv product, and what its heads' norms and rotary embedding need.
 
-A backend that has a kernel for all of it has ``turn_and_attend``; for the others it is done here, in steps.
+A backend may have a kernel for all that follows; ``HeadProduct.turned`` is for the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 
-from sglang.srt.layers.attention.base import LayerAttention
 from sglang.srt.layers.norm import RMSNorm
 from sglang.srt.layers.rope import Rope, RopeAngles
 
@@ -53,16 +51,3 @@ class HeadProduct:
         if self.num_kv_heads == 0:
             return qk, None, None
         return qk[:, : self.num_heads], qk[:, self.num_heads :], heads[:, num_turned:]
-
-
-TurnAndAttend = Callable[[int, HeadProduct], torch.Tensor]
-"""layer, product -> [T, nq, d]: a ``LayerAttention``'s method ``turn_and_attend``, if it has one."""
-
-
-def attend(attn: LayerAttention, layer: int, product: HeadProduct) -> torch.Tensor:
-    """-> [T, nq * d]."""
-    # Asked for by name: isinstance with a Protocol takes longer than a launch, in every layer.
-    turn: TurnAndAttend | None = getattr(attn, "turn_and_attend", None)
-    if turn is not None:
-        return turn(layer, product).flatten(1)
-    return attn(layer, *product.turned()).flatten(1)

@@ -11,6 +11,7 @@ A place that a row must not see may hold anything, NaN included, and a masked V 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +25,7 @@ from sglang.srt.layers.attention.base import (
     ScratchRows,
     pool_places,
 )
+from sglang.srt.layers.attention.heads import HeadProduct
 from sglang.srt.mem_cache.kv_pool import MHAKVPool
 
 SHORT_ROW = 64  # rows up to so many places are never taken apart
@@ -48,14 +50,15 @@ class TorchNativeAttention:
         return pool_places(self.page_table, self.page_size, slots, positions)
 
     def decode(self, rows: DecodeRows) -> LayerAttention:
-        return self._decode(rows)
+        return _OfProducts(self._decode(rows))
 
     def prefill(self, rows: PrefillRows) -> LayerAttention:
-        return self._prefill(rows)
+        return _OfProducts(self._prefill(rows))
 
     def mixed(self, decode: DecodeRows, prefill: PrefillRows) -> LayerAttention:
         assert decode.query_len == 1
-        return _MixedLayers(self._decode(decode), self._prefill(prefill), decode.slots.shape[0])
+        layers = _MixedLayers(self._decode(decode), self._prefill(prefill), decode.slots.shape[0])
+        return _OfProducts(layers)
 
     def scratch(self, rows: ScratchRows) -> LayerAttention:
         num_rows, num_queries, num_places = rows.scratch_mask.shape
@@ -65,9 +68,9 @@ class TorchNativeAttention:
         index, seen = self._base(rows.slots, rows.base_len, width)
         base_mask = seen[:, None].expand(num_rows, num_queries, width)
         mask = torch.cat((base_mask, rows.scratch_mask), dim=2)  # [R, Q, W + write_start + Q]
-        return _ScratchLayers(self, index, mask, rows.write_start)
+        return _OfProducts(_ScratchLayers(self, index, mask, rows.write_start))
 
-    def _decode(self, rows: DecodeRows) -> LayerAttention:
+    def _decode(self, rows: DecodeRows) -> OfHeads:
         groups = _groups_by_length(rows.base_len)
         if len(groups) <= 1:
             return self._decode_together(rows)
@@ -141,6 +144,20 @@ class TorchNativeAttention:
         )
         grown[:, :rows, :places] = self._scratch
         self._scratch = grown
+
+
+OfHeads = Callable[[int, torch.Tensor, torch.Tensor | None, torch.Tensor | None], torch.Tensor]
+"""layer, q [T, nq, d], k and v [T, nkv, d] or None, all turned: writes k and v; -> [T, nq, d]."""
+
+
+class _OfProducts:
+    """``LayerAttention``: the heads are turned here, for all rows alike."""
+
+    def __init__(self, layers: OfHeads) -> None:
+        self._layers = layers
+
+    def __call__(self, layer: int, product: HeadProduct) -> torch.Tensor:
+        return self._layers(layer, *product.turned())
 
 
 def _groups_by_length(lens: torch.Tensor) -> list[list[int]]:
@@ -337,7 +354,7 @@ class _PrefillLayers:
 class _MixedLayers:
     """Decode rows of one query first, then prefill chunks."""
 
-    def __init__(self, decode: LayerAttention, prefill: _PrefillLayers, num_decode: int) -> None:
+    def __init__(self, decode: OfHeads, prefill: _PrefillLayers, num_decode: int) -> None:
         self._decode = decode
         self._prefill = prefill
         self._num_decode = num_decode

@@ -22,7 +22,6 @@ from sgl_kernel.attention import (
     plan_decode,
     plan_prefill,
     prefill_attention,
-    store_kv,
 )
 from sgl_kernel.rope.ops import CachePlaces, HeadNorms, RopeTables, TokenRows, rope_cache_write
 from sglang.srt.layers.attention.base import (
@@ -208,41 +207,23 @@ class _DecodeLayers:
             queries, slots = plan.view.query_len, plan.slots
             self._slots = slots.repeat_interleave(queries, output_size=queries * slots.shape[0])
 
-    def turn_and_attend(self, layer: int, product: HeadProduct) -> torch.Tensor:
-        return self.turn(layer, product, None)
+    def __call__(self, layer: int, product: HeadProduct) -> torch.Tensor:
+        return self.run(layer, product, None)
 
-    def turn(self, layer: int, product: HeadProduct, out: torch.Tensor | None) -> torch.Tensor:
+    def run(self, layer: int, product: HeadProduct, out: torch.Tensor | None) -> torch.Tensor:
+        """out: [T, nq, d], made if not given."""
         backend, view = self._backend, self._plan.view
         assert view.writes == (product.num_kv_heads > 0), "Block.NONE writes nothing, the others do"
         kv, scale = backend.pool.layer_kv(layer), backend.layer_scale(layer)
+        scratch = backend.layer_scratch(layer) if view.scratch else None
         if self._slots is None:
             qkv, positions = product.qkv, product.positions
             tables = RopeTables(positions.rope.cos, positions.rope.sin)
             pdl = MIN_TURN_PDL_TOKENS <= qkv.shape[0] <= MAX_TURN_PDL_TOKENS
             turn = Turn(qkv, tables, positions.of_tokens, _norms(product), pdl)
-            return decode_attention(None, kv, self._plan, scale, out=out, turn=turn)
-        scratch = backend.layer_scratch(layer) if view.scratch else None
+            return decode_attention(None, kv, self._plan, scale, scratch, out, turn)
         target = kv if scratch is None else scratch.flatten(0, 1)
         q = _turn(product, self._slots, target, self._plan.places, scale)
-        return decode_attention(q, kv, self._plan, scale, scratch, out)
-
-    def __call__(
-        self, layer: int, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None
-    ) -> torch.Tensor:
-        return self.run(layer, q, k, v, torch.empty(q.shape, dtype=q.dtype, device=q.device))
-
-    def run(
-        self, layer: int, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None, out: torch.Tensor
-    ) -> torch.Tensor:
-        backend, view = self._backend, self._plan.view
-        kv, scale = backend.pool.layer_kv(layer), backend.layer_scale(layer)
-        scratch = backend.layer_scratch(layer) if view.scratch else None
-        if view.writes:
-            assert k is not None and v is not None
-            target = kv if scratch is None else scratch.flatten(0, 1)
-            store_kv(k, v, target, self._plan.places, scale, pdl=self._plan.pdl)
-        else:
-            assert k is None and v is None, "Block.NONE writes nothing"
         return decode_attention(q, kv, self._plan, scale, scratch, out)
 
 
@@ -265,27 +246,15 @@ class PrefillLayers:
         self._places = places
         self._attend = attend
 
-    def turn_and_attend(self, layer: int, product: HeadProduct) -> torch.Tensor:
-        return self.turn(layer, product, None)
+    def __call__(self, layer: int, product: HeadProduct) -> torch.Tensor:
+        return self.run(layer, product, None)
 
-    def turn(self, layer: int, product: HeadProduct, out: torch.Tensor | None) -> torch.Tensor:
+    def run(self, layer: int, product: HeadProduct, out: torch.Tensor | None) -> torch.Tensor:
+        """out: [T, nq, d], made if not given."""
         kv, scale = self._backend.pool.layer_kv(layer), self._backend.layer_scale(layer)
         q = _turn(product, self._token_slots, kv, self._places, scale)
         if out is None:
             out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        return self._attend(q, kv, scale, out)
-
-    def __call__(
-        self, layer: int, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None
-    ) -> torch.Tensor:
-        return self.run(layer, q, k, v, torch.empty(q.shape, dtype=q.dtype, device=q.device))
-
-    def run(
-        self, layer: int, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None, out: torch.Tensor
-    ) -> torch.Tensor:
-        assert k is not None and v is not None
-        kv, scale = self._backend.pool.layer_kv(layer), self._backend.layer_scale(layer)
-        store_kv(k, v, kv, self._places, scale)
         return self._attend(q, kv, scale, out)
 
 
@@ -298,22 +267,13 @@ class _MixedLayers:
         self._num_decode = num_decode
         self._positions: tuple[Positions, Positions] | None = None  # of the two parts, for all layers
 
-    def turn_and_attend(self, layer: int, product: HeadProduct) -> torch.Tensor:
+    def __call__(self, layer: int, product: HeadProduct) -> torch.Tensor:
         n, qkv = self._num_decode, product.qkv
         if self._positions is None:
             rope, of_tokens = product.positions.rope, product.positions.of_tokens
             # A copy begins at a multiple of 16 bytes whatever n is: the kernels are compiled for that.
             self._positions = Positions(rope, of_tokens[:n]), Positions(rope, of_tokens[n:].clone())
         out = qkv.new_empty(qkv.shape[0], product.num_heads, product.head_dim)
-        self._decode.turn(layer, _part(product, self._positions[0], slice(None, n)), out[:n])
-        self._prefill.turn(layer, _part(product, self._positions[1], slice(n, None)), out[n:])
-        return out
-
-    def __call__(
-        self, layer: int, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None
-    ) -> torch.Tensor:
-        assert k is not None and v is not None
-        n, out = self._num_decode, torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        self._decode.run(layer, q[:n], k[:n], v[:n], out[:n])
-        self._prefill.run(layer, q[n:], k[n:], v[n:], out[n:])
+        self._decode.run(layer, _part(product, self._positions[0], slice(None, n)), out[:n])
+        self._prefill.run(layer, _part(product, self._positions[1], slice(n, None)), out[n:])
         return out

@@ -100,7 +100,7 @@ def decode_kernel(
     """Program (i, b) attends tile rows b * BM … of item i. The last one of a row and head merges.
 
     With TURN q is the product of q, k and v before rope, and there is one tile: the programs turn their
-    queries, and those whose chunk has places of the queries' own write K and V there first.
+    queries, and those whose chunk has places of the queries' own (the last Q) write K and V there first.
     """
     begin_dependent(PDL)
     fields = items + tl.program_id(0) * ITEM_FIELDS
@@ -132,7 +132,10 @@ def decode_kernel(
     if WORDS > 1:
         high = tl.load(bits + token * WORDS + 1, mask=m < M, other=0)
     if TURN:
-        cache = (kv, kv_scale, begin, end, base)
+        new_kv = kv
+        if SCRATCH:
+            new_kv = kv + scratch_offset
+        cache = (new_kv, kv_scale, begin, end, base + (EXTRA - Q))
         queries = turn_rows(
             q, q_rows, q_stride, positions, places, cos, sin, q_weight, k_weight, eps, cache, row, head, slot,
             m < M, token, d, Q, Q_BLOCK, NKV * G, NKV, D, EXTRA > 0, NORM, SCALED, FP8,

@@ -29,7 +29,8 @@ def decode_attention(
     scratch: [rows, scratch_cap, nkv, 2, d], in kv's type, if the plan's view has scratch places.
     out: [R * Q, nq, d], contiguous; made if not given. Returns it; zeros for rows of slot 0.
     turn: instead of q, the product before norms and rope, where ``can_turn(plan)``; its K and V are
-    written to their places in kv as by ``rope_cache_write`` (nothing for rows of slot 0), then seen.
+    written to their places in kv, or in scratch, as by ``rope_cache_write`` (nothing for rows of slot 0),
+    then seen.
 
     Keys of places a query must not see may hold anything; values there must be finite (``store_kv``
     sees to it), and so must values of the row's own other queries.
@@ -45,7 +46,8 @@ def decode_attention(
     else:
         if turn is not None:
             assert can_turn(plan)
-            q = turned_ref(turn, kv, plan, kv_scale)
+            own = kv if scratch is None else scratch.flatten(0, 1)
+            q = turned_ref(turn, own, plan, kv_scale)
         assert q is not None
         out.copy_(decode_attention_ref(q, kv, plan, kv_scale, scratch))
     return out
@@ -123,7 +125,7 @@ def _turn_args(turn: Turn | None, plan: DecodePlan) -> tuple[torch.Tensor | floa
     if turn is None:
         return plan.sums, plan.sums, plan.slots, plan.places, plan.sums, plan.sums, 0.0
     shape, view, tables, norms = plan.shape, plan.view, turn.tables, turn.norms
-    assert can_turn(plan) and view.extra in (0, view.query_len)
+    assert can_turn(plan) and view.extra in (0, view.write_start + view.query_len)
     num_heads = shape.num_heads + (2 * shape.num_kv_heads if view.writes else 0)
     num_tokens = plan.slots.shape[0] * view.query_len
     assert turn.qkv.shape == (num_tokens, num_heads * shape.head_dim) and turn.qkv.stride(1) == 1

@@ -31,15 +31,15 @@ class Turn:
 def can_turn(plan: DecodePlan) -> bool:
     """Whether ``decode_attention`` takes a ``Turn``: by shapes alone, so that a graph stays good.
 
-    With several tiles one would read K and V that another has yet to write; scratch places are elsewhere;
-    and in 128 registers turning 64 rows, or norms of heads of 256, spill 56 to 288 bytes.
+    With several tiles one would read K and V that another has yet to write; and in 128 registers turning
+    64 rows, or norms of heads of 256, spill 56 to 288 bytes.
     """
     fits = plan.config.block_m <= MAX_ROWS and plan.shape.head_dim <= MAX_HEAD_DIM
-    return fits and plan.num_tiles == 1 and not plan.view.scratch
+    return fits and plan.num_tiles == 1
 
 
 def turned_ref(turn: Turn, kv: torch.Tensor, plan: DecodePlan, kv_scale: torch.Tensor | None) -> torch.Tensor:
-    """Write K and V; q [T, nq, d]."""
+    """Write K and V to ``kv`` (of a view with scratch places the scratch's rows in a row); q [T, nq, d]."""
     shape, view = plan.shape, plan.view
     q = turn.qkv.new_empty(turn.qkv.shape[0], shape.num_heads * shape.head_dim)
     slots = plan.slots.repeat_interleave(view.query_len)

@@ -77,10 +77,10 @@ def _write_new(
     new, cache, cos, sin, eps, head, d, NKV: tl.constexpr, D: tl.constexpr, NORM: tl.constexpr,
     SCALED: tl.constexpr, FP8: tl.constexpr, DT: tl.constexpr,
 ):  # fmt: skip
-    """To the pool goes what lies in begin … end - 1: the chunks of a row part it among themselves."""
+    """To the cache goes what lies in begin … end - 1: the chunks of a row part it among themselves."""
     pairs, weights, value, position, place = new
-    kv, kv_scale, begin, end, base = cache
-    n = base + tl.arange(0, value.shape[0])
+    kv, kv_scale, begin, end, first_new = cache
+    n = first_new + tl.arange(0, value.shape[0])
     # No more than the row's queries: its last chunk ends with them.
     there = (n >= begin) & (n < end)
     inside = there[:, None] & (d < D)[None, :]
@@ -106,9 +106,10 @@ def turn_rows(
     valid, token, d, Q: tl.constexpr, Q_BLOCK: tl.constexpr, HEADS: tl.constexpr, NKV: tl.constexpr,
     D: tl.constexpr, WRITE: tl.constexpr, NORM: tl.constexpr, SCALED: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
-    """The turned queries [BM, BD], once this program's part of the new K and V is in the pool.
+    """The turned queries [BM, BD], once this program's part of the new K and V is in the cache.
 
-    valid, token: [BM]; q_rows: [BM, 1]; cache: the pool, its scales, begin, end and base.
+    valid, token: [BM]; q_rows: [BM, 1]; cache: the pool or the scratch, its scales, begin, end and the
+    position of the first new place.
     """
     # All that needs no other load is asked for first, then what positions lead to. Turning k comes before
     # turning q, which waits for the same loads.
@@ -123,8 +124,8 @@ def turn_rows(
         )
     angles = load_angles(cos, sin, position, inside, d, D)
     if WRITE:
-        begin, end, base = cache[2], cache[3], cache[4]
-        has_new = (end > base) & (begin < end)  # never in a padded row: its end is 0
+        begin, end, first_new = cache[2], cache[3], cache[4]
+        has_new = (end > first_new) & (begin < end)  # never in a padded row: its end is 0
         if has_new:
             _write_new(new, cache, cos, sin, eps, head, d, NKV, D, NORM, SCALED, FP8, DT)
             # The loop reads these places as any other. The barrier orders what this program's threads
