@@ -32,7 +32,7 @@ class Wanted:
     shape: Shape | None  # None: without the drafter
     device: str
     rows: int  # most that decode at once
-    total_tokens: int
+    total_tokens: int | None  # None: as many as the memory holds
     context_len: int
     spec_rows: int = 0  # most that speculate at once
     graph_sizes: tuple[int, ...] = ()  # none: the server's default sizes up to ``rows``
@@ -40,6 +40,7 @@ class Wanted:
     dummy: bool = False
     choices: Path | None = None  # of kernels, which a start of the same model has timed already
     cuda_graphs: bool = True
+    extra: tuple[str, ...] = ()  # flags of the server as they are
 
     def flags(self) -> list[str]:
         words: dict[str, Any] = {
@@ -48,9 +49,10 @@ class Wanted:
             "--dtype": self.dtype,
             "--load-format": "dummy" if self.dummy else "auto",
             "--max-running-requests": self.rows,
-            "--max-total-tokens": self.total_tokens,
             "--context-length": self.context_len,
         }
+        if self.total_tokens is not None:
+            words["--max-total-tokens"] = self.total_tokens
         if self.shape is not None:
             assert self.folders.drafter is not None
             steps, topk, nodes = self.shape
@@ -62,7 +64,7 @@ class Wanted:
                 "--speculative-num-draft-tokens": nodes,
                 "--speculative-capture-max-bs": self.spec_rows,
             }
-        flags = [str(word) for pair in words.items() for word in pair]
+        flags = [str(word) for pair in words.items() for word in pair] + list(self.extra)
         if self.device != "cuda":
             return flags
         if not self.cuda_graphs:
