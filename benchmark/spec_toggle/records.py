@@ -49,16 +49,28 @@ def write_header(path: Path, header: dict[str, Any]) -> None:
     path.write_text(json.dumps({"header": header}) + "\n", encoding="utf-8")
 
 
-def append_record(path: Path, record: RunRecord) -> None:
-    """Add one record, at once, so that an interrupted run keeps what it measured."""
+def append_record(path: Path, record: Any) -> None:
+    """Add one record (a dataclass), at once, so that an interrupted run keeps what it measured."""
     with open(path, "a", encoding="utf-8") as file:
         file.write(json.dumps(asdict(record)) + "\n")
 
 
 def read_run(path: Path) -> BenchRun:
     """Read what `write_header` and `append_record` wrote."""
+    header, lines = read_lines(path)
+    return BenchRun(header, tuple(_record(line) for line in lines))
+
+
+def read_lines(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return the header and the records' fields of a file.
+
+    Raises:
+        ValueError: the file doesn't begin with a header.
+    """
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    return BenchRun(lines[0]["header"], tuple(_record(line) for line in lines[1:]))
+    if not lines or "header" not in lines[0]:
+        raise ValueError(f"{path} is no file of this benchmark: its first line has no header")
+    return lines[0]["header"], lines[1:]
 
 
 def same_texts(records: Iterable[RunRecord]) -> tuple[int, int]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from benchmark.spec_toggle import client
 from benchmark.spec_toggle.client import StreamTrace
+from benchmark.spec_toggle.columns import mode_change
 from benchmark.spec_toggle.prompts import Prompt, stretch
 from benchmark.spec_toggle.protocols import Wish
 from benchmark.spec_toggle.rates import add_spec_counts, add_waves, spec_count, wave_rate
@@ -21,7 +22,6 @@ from benchmark.spec_toggle.streams import generate_together, open_streams
 WARMUP_TOKENS = 4
 FILL_AT_ONCE = 4
 FEWEST_TOKENS = 16
-THRESHOLD = "speculative_disable_bs_threshold"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +69,9 @@ def modes_of(plain: Server, drafting: Server, threshold: int) -> list[Mode]:
     """Return the four modes of a server without a drafter and one with it."""
     return [
         Mode(PLAIN, plain, None),
-        Mode(SPEC, drafting, {THRESHOLD: None}),
-        Mode(TOGGLE, drafting, {THRESHOLD: threshold}),
-        Mode(PLAIN_WITH_DRAFTER, drafting, {THRESHOLD: 0}),
+        Mode(SPEC, drafting, mode_change(SPEC, threshold)),
+        Mode(TOGGLE, drafting, mode_change(TOGGLE, threshold)),
+        Mode(PLAIN_WITH_DRAFTER, drafting, mode_change(PLAIN_WITH_DRAFTER, threshold)),
     ]
 
 
@@ -104,16 +104,20 @@ async def run_round(
                 traces = await asyncio.wait_for(run, work.timeout_s)
             prompt_ids = tuple(prompt.id for wave in waves for prompt in wave)
             record = _record(mode.name, streams, index, position, traces, prompt_ids)
-            require_mode(record)
+            require_mode(record.mode, record.steps_plain, record.steps_spec)
             done(record)
 
 
-def require_mode(record: RunRecord) -> None:
-    """Refuse a run with a step that its mode must not have."""
-    if record.mode in (PLAIN, PLAIN_WITH_DRAFTER) and record.steps_spec:
-        raise ServerError(f"mode {record.mode!r} ran {record.steps_spec} speculative steps")
-    if record.mode == SPEC and record.steps_plain:
-        raise ServerError(f"mode {record.mode!r} ran {record.steps_plain} plain steps")
+def require_mode(mode: str, steps_plain: int, steps_spec: int) -> None:
+    """Refuse a run with a step that its mode must not have.
+
+    Raises:
+        ServerError: it had one.
+    """
+    if mode in (PLAIN, PLAIN_WITH_DRAFTER) and steps_spec:
+        raise ServerError(f"mode {mode!r} ran {steps_spec} speculative steps")
+    if mode == SPEC and steps_plain:
+        raise ServerError(f"mode {mode!r} ran {steps_plain} plain steps")
 
 
 async def _fill_cache(server: Server, prompts: Sequence[Prompt], timeout_s: float) -> None:

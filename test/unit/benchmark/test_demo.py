@@ -83,14 +83,10 @@ def test_round_measures_every_mode_at_every_point(tmp_path: Path) -> None:
 def test_a_mode_that_did_not_run_as_named_is_refused() -> None:
     allowed = {TOGGLE: (3, 2), SPEC: (0, 2), PLAIN: (3, 0), PLAIN_WITH_DRAFTER: (3, 0)}
     for mode, (plain, spec) in allowed.items():
-        require_mode(_record(mode, plain, spec))
+        require_mode(mode, plain, spec)
     for mode, wrong in ((PLAIN, "1 spec"), (PLAIN_WITH_DRAFTER, "1 spec"), (SPEC, "1 plain")):
         with pytest.raises(ServerError, match=wrong):
-            require_mode(_record(mode, 1, 1))
-
-
-def _record(mode: str, plain: int, spec: int) -> RunRecord:
-    return RunRecord(mode, 1, 0, 0, 1.0, 1.0, 1.0, 1.0, 1, 1.0, 0.0, 0, plain, spec, (), ())
+            require_mode(mode, 1, 1)
 
 
 def test_few_streams_get_more_tokens_and_rounds_other_prompts() -> None:
