@@ -7,12 +7,13 @@ The client may follow a thousand streams, so an event costs as little as it can.
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, Final, Protocol
 
 from sglang.benchmark.outcome import Outcome, TokenTimes
 
-_COUNT: Final = b'"completion_tokens":'  # never inside a JSON text: its quotes would be escaped there
-_DIGITS: Final = frozenset(b"0123456789")
+_COUNT: Final = b'"completion_tokens":'
+_NUMBER: Final = re.compile(rb"\s*(\d+)")
 
 
 class StreamError(RuntimeError):
@@ -46,10 +47,10 @@ class NativeReader:
         Raises:
             StreamError: the event is an error.
         """
-        place = data.rfind(_COUNT)
-        if place < 0:
+        count = number_after(_COUNT, data)
+        if count is None:
             raise StreamError(error_text(data))
-        self._times.reach(now, _number(data, place + len(_COUNT)))
+        self._times.reach(now, count)
         self._last = data
         if self._first is None:
             self._first = json.loads(data)
@@ -88,13 +89,14 @@ class NativeReader:
         )
 
 
-def _number(data: bytes, place: int) -> int:
-    while data[place] == 0x20:
-        place += 1
-    end = place
-    while data[end] in _DIGITS:
-        end += 1
-    return int(data[place:end])
+def number_after(key: bytes, data: bytes) -> int | None:
+    """The number behind the last ``key`` of a JSON text, without parsing it; None where there is none.
+
+    ``key`` has its quotes and colon, so it is never part of a string: there the quotes are escaped.
+    """
+    place = data.rfind(key)
+    found = _NUMBER.match(data, place + len(key)) if place >= 0 else None
+    return int(found[1]) if found else None
 
 
 def _is_cumulative(first: dict[str, Any], second: dict[str, Any]) -> bool:
