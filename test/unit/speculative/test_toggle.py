@@ -103,3 +103,11 @@ def test_it_imports_neither_torch_nor_a_clock() -> None:
     names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert names == {"__future__", "collections.abc", "dataclasses", "enum"}
+
+
+def test_a_probe_is_the_reason_of_its_switch_there_and_back() -> None:
+    counter = SwitchCounter()
+    plain, probe = Decision(0, Reason.COST), Decision(2, Reason.PROBE)
+    switches = [counter.record(decision, None) for decision in (plain, probe, plain, plain)]
+    assert switches == [None, ("spec", "probe"), ("plain", "probe"), None]
+    assert counter.record(Decision(1, Reason.COST), None) == ("spec", "cost")

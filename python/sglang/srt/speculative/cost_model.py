@@ -2,8 +2,8 @@
 
 Two kinds of correction, both factors (their logarithms are kept): one that all steps share (a device that
 has grown warm, a busy host) and one for each draft length and size (a measurement that was off), which
-fades into the shared one while its step isn't run. A step that took far longer than expected moves them
-no further than one that took a little longer.
+fades: into the shared one while its step is run, away while it isn't. A step that took far longer than
+expected moves them no further than one that took a little longer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sglang.srt.speculative.cost_table import CostTable
 COMMON_GAIN: Final = 0.02
 CELL_GAIN: Final = 0.08
 LARGEST_STEP: Final = 0.25  # of a logarithm: an outlier counts as 28 % too long
-CORRECTION_KEPT: Final = 0.5 ** (1 / 4096)  # a step, of a cell's correction while others run
+CORRECTION_KEPT: Final = 0.5 ** (1 / 4096)  # a step, of a cell's correction
 EVIDENCE_KEPT: Final = 0.5 ** (1 / 512)
 MOST_EVIDENCE: Final = 32.0
 DOUBT: Final = 0.1  # a cell that has not run for long may be this much cheaper than it is thought
@@ -71,8 +71,9 @@ class CostModel:
         error = math.log(seconds / self._table.seconds(draft_len, rows, kv_tokens))
         error -= self._common + cell.correction
         error = min(max(error, -LARGEST_STEP), LARGEST_STEP)
-        self._common += COMMON_GAIN * error
-        cell.correction += CELL_GAIN * error
+        shared = (1.0 - CORRECTION_KEPT) * cell.correction
+        self._common += COMMON_GAIN * error + shared
+        cell.correction += CELL_GAIN * error - shared
 
     def figures(self) -> dict[str, Any]:
         """Factors on the table: the shared one, and those of the cells that ran, on top of it."""
