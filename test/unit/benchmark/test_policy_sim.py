@@ -1,0 +1,223 @@
+"""The policy simulator: its cost structure, its accounting, its policies, and ragged allocation."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+from benchmark.policy_sim import make_table, ragged, simulate
+from benchmark.policy_sim.engine import Result, Simulation, Truth
+from benchmark.policy_sim.policies import Auto, Outcome, Policy, Threshold, View, best_schedule
+from benchmark.policy_sim.published import AcceptanceAverage, Exp3, Goodput, Ucb
+from benchmark.policy_sim.structure import StepStructure, StructureError, line, structure_of
+from benchmark.policy_sim.workload import (
+    RECIPES,
+    Workload,
+    chances,
+    first_chance,
+    make_workload,
+    request_chance,
+    tokens_of,
+)
+from sglang.srt.model_executor.step_plan import SpecShape, StepCost
+from sglang.srt.speculative.auto_table import AutoTable
+from sglang.srt.speculative.cost_table import CostTable
+
+ROOT = Path(__file__).resolve().parents[3]
+STRUCTURE = StepStructure(
+    verify=((1.0, 4e-3), (64.0, 4.6e-3), (128.0, 5e-3), (256.0, 6.7e-3), (512.0, 11e-3)),
+    draft=((1.0, 2.4e-4), (64.0, 5.5e-4)),
+    per_kv_token_s=3.2e-8,
+)
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+COSTS = [STRUCTURE.cost(k, n) for k in range(4) for n in SIZES]
+TABLE = CostTable.from_costs(COSTS, padded=True)
+
+
+def test_lines_go_through_points_and_on() -> None:
+    points = ((1.0, 2.0), (3.0, 6.0), (5.0, 7.0))
+    assert [line(points, x) for x in (0.5, 1, 2, 3, 4, 5, 7)] == [2, 2, 4, 6, 6.5, 7, 8]
+
+
+def test_a_structure_is_found_again_in_its_costs() -> None:
+    found = structure_of([cost for cost in COSTS if cost.draft_len in (0, 3)])
+    assert found.per_kv_token_s == pytest.approx(STRUCTURE.per_kv_token_s)
+    for k, n in itertools.product(range(4), SIZES[:-1]):
+        assert found.cost(k, n).fixed_s == pytest.approx(STRUCTURE.cost(k, n).fixed_s, rel=0.02)
+
+
+def test_what_has_no_structure() -> None:
+    with pytest.raises(StructureError, match="plain steps and of speculative"):
+        structure_of([cost for cost in COSTS if cost.draft_len == 0])
+    with pytest.raises(StructureError, match="of 4 rows or more"):
+        structure_of([StepCost(0, 1, 1.0, 0.0), StepCost(3, 1, 2.0, 0.0)])
+
+
+def test_the_interpolated_table_keeps_what_was_measured() -> None:
+    path = ROOT / "docs/data/h200/step_times.jsonl"
+    lines = [json.loads(text) for text in path.read_text().splitlines()]
+    made = make_table.interpolated(lines, path.name, 256)
+    kept = (ROOT / "docs/data/h200/auto_table_interpolated.json").read_text()
+    assert made == AutoTable.from_json(kept)
+    for cost in make_table.measured(lines):
+        assert made.table.seconds(cost.draft_len, cost.rows, 0) == pytest.approx(cost.fixed_s)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.floats(1.05, 3.5), st.floats(-2, 2))
+def test_chances_give_the_length_asked_for(length: float, offset: float) -> None:
+    first = first_chance(length)
+    assert tokens_of(chances(first, 3)) == pytest.approx(length, abs=1e-6)
+    assert abs(offset) < 1e-9 or (request_chance(first, offset) > first) == (offset > 0)
+
+
+def _run(policy: Policy, workload: Workload, seed: int = 0) -> Result:
+    return Simulation(workload, Truth(TABLE, workload, 3), policy, seed).run()
+
+
+@pytest.mark.parametrize("name", sorted(RECIPES))
+def test_every_load_is_served_to_the_last_token(name: str) -> None:
+    workload = make_workload(name, seed=1, seconds=1.0)
+    result = _run(Auto(TABLE, 3), workload)
+    assert result.num_tokens == sum(request.output_len for request in workload.requests)
+    assert 0.0 <= result.regret < 0.2
+    assert result.end_s >= workload.requests[-1].second
+    assert 0 < result.mean_latency_s <= result.end_s
+    assert _run(Auto(TABLE, 3), workload) == result  # nothing but the seed decides
+
+
+def test_regret_is_against_the_best_choice_at_every_step() -> None:
+    """One size, chances and context: the regret of each fixed length follows from the table alone."""
+    workload = replace(make_workload("poisson", 0, 0.5), noise=0.0)
+    one = replace(workload.requests[0], offset=0.0, prompt_len=1, output_len=2000, second=0.0)
+    workload = replace(workload, requests=(one,))
+    parts = chances(first_chance(2.0), 3)
+    tokens = [tokens_of(parts[:k]) for k in range(4)]
+    rates = [tokens[k] / TABLE.seconds(k, 1, 1000) for k in range(4)]
+    for k in range(4):
+        result = _run(Threshold(None, k) if k else Threshold(0, 3), workload)
+        assert result.regret == pytest.approx(1 - rates[k] / max(rates), abs=2e-3)
+        assert set(result.num_steps) == {k}
+        given_tokens = (result.num_tokens - 1) / result.num_steps[k]
+        assert given_tokens == pytest.approx(tokens[k], rel=0.05)
+
+
+def test_a_schedule_made_from_the_table_beats_fixed_lengths() -> None:
+    parts = chances(first_chance(2.0), 3)
+    schedule = best_schedule(TABLE, parts, 640, 256)
+    for rows in SIZES:
+        rates = [tokens_of(parts[:k]) / TABLE.seconds(k, rows, 640 * rows) for k in range(4)]
+        assert rates[schedule.draft_len(rows)] == max(rates)
+
+
+VIEW = View(num_rows=8, class_counts=(("a", 8.0),), kv_tokens=8000, draft_lens=(1, 2, 3))
+
+
+def _drive(policy: Policy, part: float, num_steps: int) -> list[int]:
+    source = np.random.default_rng(0)
+    chosen = []
+    for _ in range(num_steps):
+        k = policy.choose(VIEW)
+        chosen.append(k)
+        accepted = np.logical_and.accumulate(source.random((8, k)) < part, axis=1).sum(axis=1)
+        seconds = TABLE.seconds(k, 8, 8000)
+        policy.observe(Outcome(k, 8, 8000, seconds, accepted, np.zeros(8, np.int64), ("a",)))
+    return chosen
+
+
+@pytest.mark.parametrize(
+    ("policy", "low", "high"),
+    [
+        (AcceptanceAverage((1, 2, 3), 3), 1, 3),
+        (Goodput(TABLE), 0, 3),
+        (Auto(TABLE, 3), 0, 3),
+    ],
+)
+def test_policies_follow_acceptance(policy: Policy, low: int, high: int) -> None:
+    assert _drive(policy, 0.95, 200)[-100:].count(high) >= 90
+    assert _drive(policy, 0.01, 600)[-100:].count(low) >= 80
+
+
+def test_goodput_that_stopped_stays_stopped_and_bandits_do_not() -> None:
+    goodput = Goodput(TABLE)
+    _drive(goodput, 0.01, 300)
+    assert set(_drive(goodput, 0.95, 300)) == {0}
+    for bandit in (Ucb(TABLE, by_size=False), Ucb(TABLE, by_size=True), Exp3(TABLE, 0)):
+        chosen = _drive(bandit, 0.95, 3000)
+        assert set(chosen) == {0, 1, 2, 3}
+        assert chosen[-1000:].count(3) > chosen[-1000:].count(0)
+
+
+def test_outcomes_are_counted_by_depth_and_class() -> None:
+    outcome = Outcome(3, 4, 0, 1.0, np.array([3, 0, 1, 2]), np.array([0, 0, 1, 1]), ("a", "b"))
+    assert outcome.correct_by_depth() == (3, 2, 1)
+    assert outcome.correct_by_depth(0) == (1, 1, 1)
+    assert outcome.correct_by_depth(1) == (2, 1, 0)
+
+
+# ---- ragged ---------------------------------------------------------------------------------------
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.floats(0.01, 0.99), min_size=1, max_size=4), st.integers(1, 40))
+def test_the_ragged_allocation_is_the_best_of_all(firsts: list[float], scale: int) -> None:
+    """Against every allocation there is, for verification as dear as that of ``scale`` times the rows."""
+    rows = len(firsts)
+    steep = replace(STRUCTURE, verify=tuple((x / scale, y) for x, y in STRUCTURE.verify))
+    costs = ragged.Costs(steep, rows, 100.0, 3, pad=False)
+    reached = np.cumprod([chances(first, 3) for first in firsts], axis=1)
+
+    def rate(lengths: Any) -> float:
+        tokens = rows + sum(reached[row, :k].sum() for row, k in enumerate(lengths))
+        return float(tokens / costs.seconds(max(lengths), sum(lengths)))
+
+    best = max(rate(lengths) for lengths in itertools.product(range(4), repeat=rows))
+    assert rate(costs.ragged(reached)) == pytest.approx(best)
+    common = costs.common(reached)
+    assert rate([common] * rows) == pytest.approx(max(rate([k] * rows) for k in range(4)))
+
+
+def _write_table(path: Path) -> None:
+    path.write_text(AutoTable("cpu", "m", "d", SpecShape(3), TABLE).to_json())
+
+
+def test_ragged_runs_and_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _write_table(tmp_path / "table.json")
+    args = ["--costs", str(tmp_path / "table.json"), "--out", str(tmp_path / "out.jsonl"), "--quiet"]
+    ragged.main([*args, "--streams", "16", "--kv", "1000", "--draws", "5", "--steps", "50"])
+    lines = [json.loads(text) for text in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert len(lines) == len(ragged.MIXES)
+    assert all(line["bound"] >= -1e-9 and abs(line["estimated"]) < 0.5 for line in lines)
+    assert "| 2.5 and 1.2 | 1000 |" in capsys.readouterr().out
+
+
+def test_simulate_runs_and_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _write_table(tmp_path / "table.json")
+    trace = tmp_path / "few.jsonl"
+    trace.write_text('{"second": 0, "output_len": 20}\n{"second": 0.1, "output_len": 30, "prompt_len": 9}\n')
+    args = ["--costs", str(tmp_path / "table.json"), "--out", str(tmp_path / "out.jsonl"), "--quiet"]
+    simulate.main([*args, "--trace", "poisson-light", str(trace), "--seconds", "0.2", "--seeds", "1"])
+    lines = [json.loads(text) for text in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert {line["trace"] for line in lines} == {"poisson-light", "few"}
+    assert len(lines) == 2 * len(simulate.policies(TABLE, 3))
+    shown = capsys.readouterr().out
+    for words in ("| auto |", "| goodput |", "best one threshold", "best threshold of each trace"):
+        assert words in shown
+
+
+def test_flags_that_say_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    for main in (simulate.main, ragged.main):
+        with pytest.raises(SystemExit):
+            main([])
+        assert "--costs and --out" in capsys.readouterr().err
