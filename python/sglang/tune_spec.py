@@ -87,6 +87,9 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, ServerArgs]:
     parser.add_argument(
         "--batch-sizes", type=int, nargs="+", help="of equal weight (default: 1, 2, 4 … as many as can run)"
     )
+    parser.add_argument(
+        "--cost-seconds", type=float, default=60.0, help="that timing the steps of one shape may take"
+    )
     parser.add_argument("--context", type=int, help="tokens of a row (default: as the prompts have it)")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--top-p", type=float, default=1.0)
@@ -144,7 +147,7 @@ def tune(flags: argparse.Namespace, given: ServerArgs) -> list[str]:
         raise ServerArgsError(f"--batch-sizes {sizes[-1]} is more than --max-running-requests {most}")
     found = []
     for one in args:
-        found.append(measure_shape(one, prompts, sampling, rows=min(32, most)))
+        found.append(measure_shape(one, prompts, sampling, min(32, most), flags.cost_seconds))
         _record(flags, found[-1])
     kv_len = flags.context or sum(one.kv_len for one in found) / len(found)
     figures = [one.figures for one in found]

@@ -49,14 +49,18 @@ def with_shape(args: ServerArgs, shape: SpecShape) -> ServerArgs:
 
 
 def measure_shape(
-    args: ServerArgs, prompts: Sequence[Sequence[int]], sampling: SamplingParams, rows: int
+    args: ServerArgs,
+    prompts: Sequence[Sequence[int]],
+    sampling: SamplingParams,
+    rows: int,
+    cost_s: float,
 ) -> Measured:
     """``args``: resolved, of ``with_shape``. The executor and its memory are gone when this returns.
 
-    ``rows``: prompts that are decoded at once.
+    ``rows``: prompts that are decoded at once; ``cost_s``: what the timing of steps may take.
     """
     began = time.perf_counter()
-    executor = build_executor(executor_args(args))
+    executor = build_executor(replace(executor_args(args), measure_costs_s=cost_s))
     try:
         info = executor.info
         assert info.spec is not None

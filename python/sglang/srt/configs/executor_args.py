@@ -29,6 +29,7 @@ class ExecutorArgs:
     # (): num_steps alone. Where nothing is captured, steps of every length can be run.
     spec_rows: tuple[tuple[int, int | None], ...] = ()
     measure_costs: bool = False  # at the start, for ExecutorInfo.costs
+    measure_costs_s: float | None = None  # what that may take; None: a few seconds, as a server may
     # The rest is for CUDA.
     chunked_prefill_size: int | None = None  # prompt tokens of a step; None: the device's; -1: whole prompts
     max_prefill_tokens: int = 16384

@@ -101,9 +101,11 @@ def _costs(args: ExecutorArgs, worker: Worker, graphs: tuple[GraphSet, ...]) -> 
     keys = captured_order(graphs) or eager_order(
         _draft_lens(config, graphs), config.num_slots, config.max_spec_rows
     )
-    if config.device.type == "cuda":
-        return measure_costs(worker, keys, CUDA_EFFORT, DeviceStopwatch())
-    return measure_costs(worker, keys, CPU_EFFORT, HostStopwatch())
+    on_gpu = config.device.type == "cuda"
+    effort = CUDA_EFFORT if on_gpu else CPU_EFFORT
+    if args.measure_costs_s is not None:
+        effort = replace(effort, budget_s=args.measure_costs_s, repeats=2 * effort.repeats, patience_s=None)
+    return measure_costs(worker, keys, effort, DeviceStopwatch() if on_gpu else HostStopwatch())
 
 
 def _draft_lens(config: WorkerConfig, graphs: tuple[GraphSet, ...]) -> tuple[int, ...]:
