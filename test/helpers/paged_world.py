@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from sgl_kernel.attention import AttentionShape
+from sgl_kernel.rope.ops import CachePlaces, RopeTables, TokenRows, rope_cache_write
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,3 +39,22 @@ def paged_world(shape: AttentionShape, lens: list[int], room: int, seed: int = 0
         kv[places] = torch.randn(length, *kv.shape[1:], generator=generator)
     base_lens = torch.tensor(lens)
     return PagedWorld(shape, torch.where(base_lens > 0, slots, 0), base_lens, table, kv, generator)
+
+
+def store_kv(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    kv: torch.Tensor,
+    places: torch.Tensor,
+    kv_scale: torch.Tensor | None = None,
+) -> None:
+    """kv[places] = k and v, as a step writes them, with angles of 0.
+
+    k, v: [T, nkv, d]; kv: [places, nkv, 2, d]; places: [T] int64; kv_scale: [nkv, 2].
+    """
+    num_tokens, num_heads, d = k.shape
+    tables = RopeTables(torch.ones(1, d), torch.zeros(1, d))
+    rows = TokenRows(torch.ones(num_tokens, dtype=torch.int64), torch.zeros(num_tokens, dtype=torch.int64))
+    product = torch.cat((k, v), dim=1).flatten(1)
+    cache = CachePlaces(kv, places=places, kv_scale=kv_scale)
+    rope_cache_write(product, 0, num_heads, tables, rows, cache=cache)

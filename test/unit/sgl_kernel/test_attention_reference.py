@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from helpers.attention_reference import attend_one
-from helpers.paged_world import PagedWorld, paged_world
+from helpers.paged_world import PagedWorld, paged_world, store_kv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,7 +17,6 @@ from sgl_kernel.attention import (
     plan_decode,
     plan_prefill,
     prefill_attention,
-    store_kv,
 )
 from sgl_kernel.attention.decode.reference import row_chunks
 

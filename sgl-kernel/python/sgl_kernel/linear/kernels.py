@@ -1,18 +1,14 @@
 """Products of one to 32 rows with a weight matrix, bound by reading the weights once.
 
 Both kernels ask for weights before they wait for the kernel ahead: no kernel of a step writes weights.
-What a norm or an activation would do between two products is done on the way in, what follows on the way
-out, so that a layer of a small batch is few launches.
+What a norm would do between two products is done on the way in, what follows (an activation, the residual
+sum) on the way out, so that a layer of a small batch is few launches.
 """
 
 import triton
 import triton.language as tl
 
 from sgl_kernel.common.kernels import arrive, begin_dependent
-
-PLAIN = tl.constexpr(0)
-NORMED = tl.constexpr(1)
-ACTIVATED = tl.constexpr(2)
 
 
 @triton.jit
@@ -21,7 +17,7 @@ def _silu_mul(gate, up):
 
 
 @triton.jit
-def _input_row(x, at, inside, norm, eps, K: tl.constexpr, INPUT: tl.constexpr):
+def _input_row(x, at, inside, norm, eps, K: tl.constexpr, NORM: tl.constexpr):
     """The row in float32, and what the sums are to be multiplied by at the end.
 
     A norm's factor is taken out of the sums: the products need not wait for it.
@@ -29,19 +25,16 @@ def _input_row(x, at, inside, norm, eps, K: tl.constexpr, INPUT: tl.constexpr):
     DT: tl.constexpr = x.dtype.element_ty
     v = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     factor = 1.0
-    if INPUT == 1:
+    if NORM:
         factor = tl.rsqrt(tl.sum(v * v, 0) / K + eps)
         v = (v * norm).to(DT).to(tl.float32)
-    if INPUT == 2:
-        up = tl.load(x + K + at, mask=inside, other=0.0).to(tl.float32)
-        v = (_silu_mul(v, 1.0).to(DT).to(tl.float32) * up).to(DT).to(tl.float32)
     return v, factor
 
 
 @triton.jit
 def _finish(
-    acc, row, column, inside, bias, residual, out, aux, residual_stride, out_stride, aux_stride,
-    BIAS: tl.constexpr, RESIDUAL: tl.constexpr, AUX: tl.constexpr,
+    acc, row, column, inside, bias, residual, out, residual_stride, out_stride,
+    BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
 ):  # fmt: skip
     """acc: float32; row and column broadcast to its shape. ``out`` may be the residual itself."""
     if BIAS:
@@ -49,8 +42,6 @@ def _finish(
     if RESIDUAL:
         acc += tl.load(residual + row * residual_stride + column, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row * out_stride + column, acc.to(out.dtype.element_ty), mask=inside)
-    if AUX:
-        tl.store(aux + row * aux_stride + column, acc.to(aux.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -67,25 +58,24 @@ def _rows_of_weights(w, column, at, N, K: tl.constexpr, K_PAD: tl.constexpr, EVE
 
 @triton.jit
 def _put_tile(
-    gate, up, v, factor, column, N, bias, residual, out, aux,
-    GATED: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, AUX: tl.constexpr,
+    gate, up, v, factor, column, N, bias, residual, out,
+    GATED: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
 ):  # fmt: skip
     """The products of rows of weights ``column`` with v, finished."""
     acc = tl.sum(gate.to(tl.float32) * v[None, :], 1) * factor
     if GATED:
         acc = _silu_mul(acc, tl.sum(up.to(tl.float32) * v[None, :], 1) * factor)
-    _finish(acc, 0, column, column < N, bias, residual, out, aux, 0, 0, 0, BIAS, RESIDUAL, AUX)
+    _finish(acc, 0, column, column < N, bias, residual, out, 0, 0, BIAS, RESIDUAL)
 
 
 @triton.jit
 def gemv_kernel(
-    x,  # [1, K], or [1, 2 * K] gate and up if INPUT == 2
+    x,  # [1, K]
     w,  # [N, K], or [2 * N, K] gate and up if GATED
-    norm,  # [K] if INPUT == 1
+    norm,  # [K] if NORM
     bias,  # [N] if BIAS
     residual,  # [1, N] if RESIDUAL
     out,  # [1, N]
-    aux,  # [1, N] if AUX
     N,
     eps,
     K: tl.constexpr,
@@ -93,11 +83,10 @@ def gemv_kernel(
     BLOCK_N: tl.constexpr,
     EVEN: tl.constexpr,  # N is a multiple of BLOCK_N
     LOOP: tl.constexpr,  # a program takes tiles until there are none; else it takes one
-    INPUT: tl.constexpr,
+    NORM: tl.constexpr,
     GATED: tl.constexpr,
     BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr,
-    AUX: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """A program holds BLOCK_N rows of weights in registers, whole; with LOOP the next ones are on their way.
@@ -114,10 +103,10 @@ def gemv_kernel(
     if GATED:
         up = _rows_of_weights(ups, tile * BLOCK_N + rows, at, N, K, K_PAD, EVEN)
     scale = tl.zeros([K_PAD], tl.float32)
-    if INPUT == 1:
+    if NORM:
         scale = tl.load(norm + at, mask=inside, other=0.0).to(tl.float32)
     begin_dependent(PDL)
-    v, factor = _input_row(x, at, inside, scale, eps, K, INPUT)
+    v, factor = _input_row(x, at, inside, scale, eps, K, NORM)
     if LOOP:
         following = tile + tl.num_programs(0)
         while following < tiles:
@@ -126,14 +115,11 @@ def gemv_kernel(
             if GATED:
                 next_up = _rows_of_weights(ups, following * BLOCK_N + rows, at, N, K, K_PAD, EVEN)
             _put_tile(
-                gate, up, v, factor, tile * BLOCK_N + rows, N, bias, residual, out, aux,
-                GATED, BIAS, RESIDUAL, AUX,
-            )  # fmt: skip
+                gate, up, v, factor, tile * BLOCK_N + rows, N, bias, residual, out, GATED, BIAS, RESIDUAL
+            )
             gate, up, tile = next_gate, next_up, following
             following += tl.num_programs(0)
-    _put_tile(
-        gate, up, v, factor, tile * BLOCK_N + rows, N, bias, residual, out, aux, GATED, BIAS, RESIDUAL, AUX
-    )  # fmt: skip
+    _put_tile(gate, up, v, factor, tile * BLOCK_N + rows, N, bias, residual, out, GATED, BIAS, RESIDUAL)
 
 
 @triton.jit
@@ -154,7 +140,7 @@ def _ask_ahead(of_row, begin, K: tl.constexpr, LINES: tl.constexpr):
 @triton.jit
 def _merge_splits(
     part, part_squares, counters, acc, acc_up, squares, row, column, inside, rows_inside, M, N,
-    SPLIT: tl.constexpr, INPUT: tl.constexpr, GATED: tl.constexpr,
+    SPLIT: tl.constexpr, NORM: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
     """Store what this split found; whoever comes last of a tile's splits has the sums of all.
 
@@ -167,7 +153,7 @@ def _merge_splits(
     if GATED:
         tl.store(target + N, acc_up, mask=inside)
     of_tile = part_squares + tile * SPLIT * M + row
-    if INPUT == 1:
+    if NORM:
         tl.store(of_tile + split * M, squares, mask=rows_inside)
     last = arrive(counters + tile, SPLIT)
     if last:
@@ -177,25 +163,22 @@ def _merge_splits(
             acc += tl.load(source, mask=inside, other=0.0, cache_modifier=".cg")
             if GATED:
                 acc_up += tl.load(source + N, mask=inside, other=0.0, cache_modifier=".cg")
-            if INPUT == 1:
+            if NORM:
                 squares += tl.load(of_tile + other * M, mask=rows_inside, other=0.0, cache_modifier=".cg")
     return acc, acc_up, squares, last
 
 
 @triton.jit
-def _input_tile(x, norm, k, at_row, rows_inside, x_stride, at, K: tl.constexpr, INPUT: tl.constexpr):
+def _input_tile(x, norm, k, at_row, rows_inside, x_stride, at, K: tl.constexpr, NORM: tl.constexpr):
     """[BLOCK_M, BLOCK_K] of the input and its squares' sums. A norm's scale of the row comes at the end."""
     DT: tl.constexpr = x.dtype.element_ty
     here = x + at_row[:, None] * x_stride + (k + at)[None, :]
     v = tl.load(here, mask=rows_inside[:, None], other=0.0)
     squares = tl.zeros([at_row.shape[0]], tl.float32)
-    if INPUT == 1:
+    if NORM:
         wide = v.to(tl.float32)
         squares = tl.sum(wide * wide, 1)
         v = (wide * tl.load(norm + k + at).to(tl.float32)[None, :]).to(DT)
-    if INPUT == 2:
-        up = tl.load(here + K, mask=rows_inside[:, None], other=0.0).to(tl.float32)
-        v = (_silu_mul(v.to(tl.float32), 1.0).to(DT).to(tl.float32) * up).to(DT)
     return v, squares
 
 
@@ -211,39 +194,35 @@ def _multiply(acc, weights, v, CT: tl.constexpr):
 
 @triton.jit
 def _finish_tile(
-    acc, acc_up, squares, row, column, inside, eps, bias, residual, out, aux,
-    residual_stride, out_stride, aux_stride,
-    K: tl.constexpr, INPUT: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
-    AUX: tl.constexpr,
+    acc, acc_up, squares, row, column, inside, eps, bias, residual, out, residual_stride, out_stride,
+    K: tl.constexpr, NORM: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
 ):  # fmt: skip
     """A norm's factor, the activation, and what ``_finish`` adds; acc: [BLOCK_M, BLOCK_N]."""
-    if INPUT == 1:
+    if NORM:
         scale = tl.rsqrt(squares / K + eps)[:, None]
         acc, acc_up = acc * scale, acc_up * scale
     if GATED:
         acc = _silu_mul(acc, acc_up)
     _finish(
-        acc, row[:, None], column[None, :], inside, bias, residual, out, aux,
-        residual_stride, out_stride, aux_stride, BIAS, RESIDUAL, AUX,
+        acc, row[:, None], column[None, :], inside, bias, residual, out, residual_stride, out_stride,
+        BIAS, RESIDUAL,
     )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["M"])  # one compilation serves every number of rows
 def small_gemm_kernel(
-    x,  # [M, K], or [M, 2 * K] gate and up if INPUT == 2
+    x,  # [M, K]
     w,  # [N, K], or [2 * N, K] gate and up if GATED
-    norm,  # [K] if INPUT == 1
+    norm,  # [K] if NORM
     bias,  # [N] if BIAS
     residual,  # [M, N] if RESIDUAL
     out,  # [M, N]
-    aux,  # [M, N] if AUX
     part,  # [SPLIT, M, N or 2 * N] float32 if SPLIT > 1
-    part_squares,  # [tiles, SPLIT, M] float32 if SPLIT > 1 and INPUT == 1
+    part_squares,  # [tiles, SPLIT, M] float32 if SPLIT > 1 and NORM
     counters,  # [tiles] int32 if SPLIT > 1: zeros, and zeros again afterwards
     x_stride,
     residual_stride,
     out_stride,
-    aux_stride,
     M,
     N,
     eps,
@@ -255,11 +234,10 @@ def small_gemm_kernel(
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
     PREFETCH: tl.constexpr,  # tiles after the first that the L2 is asked for before the wait
-    INPUT: tl.constexpr,
+    NORM: tl.constexpr,
     GATED: tl.constexpr,
     BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr,
-    AUX: tl.constexpr,
     CT: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -281,17 +259,17 @@ def small_gemm_kernel(
             _ask_ahead(of_row + up_offset, begin + BLOCK_K, K, PREFETCH * BLOCK_K // 64)
     begin_dependent(PDL)
     rows_inside = row < M
-    v, squares = _input_tile(x, norm, begin, row, rows_inside, x_stride, at, K, INPUT)
+    v, squares = _input_tile(x, norm, begin, row, rows_inside, x_stride, at, K, NORM)
     acc = _multiply(tl.zeros([BLOCK_N, BLOCK_M], tl.float32), first, v, CT)
     acc_up = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     if GATED:
         acc_up = _multiply(acc_up, first_up, v, CT)
     for k in tl.range(begin + BLOCK_K, end, BLOCK_K, num_stages=STAGES):
-        v, more = _input_tile(x, norm, k, row, rows_inside, x_stride, at, K, INPUT)
+        v, more = _input_tile(x, norm, k, row, rows_inside, x_stride, at, K, NORM)
         acc = _multiply(acc, tl.load(tile + k), v, CT)
         if GATED:
             acc_up = _multiply(acc_up, tl.load(tile + up_offset + k), v, CT)
-        if INPUT == 1:
+        if NORM:
             squares += more
     inside = (column < N)[None, :] & rows_inside[:, None]
     acc, acc_up = tl.trans(acc), tl.trans(acc_up)
@@ -299,10 +277,10 @@ def small_gemm_kernel(
     if SPLIT > 1:
         acc, acc_up, squares, complete = _merge_splits(
             part, part_squares, counters, acc, acc_up, squares, row, column, inside, rows_inside, M, N,
-            SPLIT, INPUT, GATED,
+            SPLIT, NORM, GATED,
         )  # fmt: skip
     if complete:
         _finish_tile(
-            acc, acc_up, squares, row, column, inside, eps, bias, residual, out, aux,
-            residual_stride, out_stride, aux_stride, K, INPUT, GATED, BIAS, RESIDUAL, AUX,
+            acc, acc_up, squares, row, column, inside, eps, bias, residual, out, residual_stride, out_stride,
+            K, NORM, GATED, BIAS, RESIDUAL,
         )  # fmt: skip

@@ -34,19 +34,12 @@ def split_counters(device: torch.device | str) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Fusion:
-    """What is done with the input and the result of a product; at most one of ``norm`` and ``silu_input``."""
+    """What is done with the input and the result of a product."""
 
     norm: InputNorm | None = None
-    silu_input: bool = False  # the input is [M, 2 * K], gate and up: silu(gate) * up is multiplied
     gated: bool = False  # the weights are gate and up: the result is silu(gate) * up
     bias: torch.Tensor | None = None  # [N], not with ``gated``
     residual: torch.Tensor | None = None  # [M, N] is added; it may be ``out`` itself
-    aux: torch.Tensor | None = None  # [M, N], a slice of wider rows as a rule: gets the result too
-
-    @property
-    def input_kind(self) -> int:
-        assert not (self.norm is not None and self.silu_input)
-        return 1 if self.norm is not None else 2 if self.silu_input else 0
 
 
 NOTHING = Fusion()
@@ -65,7 +58,7 @@ def small_linear(
 ) -> torch.Tensor:
     """``x @ weight^T`` [M, N] with float32 sums, for up to 32 rows by kernels of our own.
 
-    x: [M, K] (``silu_input``: [M, 2 * K]), rows may lie apart; weight: [N, K] (``gated``: [2 * N, K],
+    x: [M, K], rows may lie apart; weight: [N, K] (``gated``: [2 * N, K],
     gate first), contiguous, bfloat16 or float16; out: [M, N] of x's dtype or ``out_dtype`` (float32 for
     an lm_head, whose logits must not be rounded). Result and sums are the same at every run.
     ``variant`` None: a default; more rows than it serves go to the library. counters: ``split_counters``;
@@ -96,9 +89,6 @@ def small_linear_ref(
     if fusion.norm is not None:
         normed = F.rms_norm(x.float(), (x.shape[1],), None, fusion.norm.eps).to(x.dtype)
         x = normed * fusion.norm.weight
-    if fusion.silu_input:
-        gate, up = x.chunk(2, dim=-1)
-        x = F.silu(gate) * up
     if out.dtype == torch.float32 and x.is_cuda and x.dtype != torch.float32:
         y = torch.mm(x, weight.t(), out_dtype=torch.float32)
     elif x.is_cuda:
@@ -110,8 +100,6 @@ def small_linear_ref(
         y = F.silu(gate) * up
     for term in (fusion.bias, fusion.residual):
         y = y if term is None else y + term
-    if fusion.aux is not None:
-        fusion.aux.copy_(y)
     return out.copy_(y)
 
 
@@ -126,9 +114,8 @@ def linear_launch(
     pdl: bool,
 ) -> Launch:
     problem = problem_of(x, weight, fusion)
-    num_inputs = 2 if fusion.silu_input else 1
     assert variant.kind != "torch" and weight.is_contiguous()
-    assert x.shape[1] == num_inputs * problem.k and x.stride(1) == 1 and out.stride(1) == 1
+    assert x.shape[1] == problem.k and x.stride(1) == 1 and out.stride(1) == 1
     assert not (fusion.gated and fusion.bias is not None)
     pdl = pdl and device_info(x.device).has_pdl
     if variant.kind == "gemv":
@@ -139,18 +126,17 @@ def linear_launch(
 def _ends(
     fusion: Fusion, out: torch.Tensor
 ) -> tuple[tuple[torch.Tensor, ...], tuple[int, ...], dict[str, bool]]:
-    """bias, residual, out, aux; the strides of the last three; and which there are."""
+    """bias, residual, out; the strides of the last two; and which there are."""
     residual = out if fusion.residual is None else fusion.residual
-    aux = out if fusion.aux is None else fusion.aux
     bias = out if fusion.bias is None else fusion.bias
     flags = {
         "GATED": fusion.gated,
         "BIAS": fusion.bias is not None,
         "RESIDUAL": fusion.residual is not None,
-        "AUX": fusion.aux is not None,
+        "NORM": fusion.norm is not None,
     }
-    assert residual.stride(1) == aux.stride(1) == 1
-    return (bias, residual, out, aux), (residual.stride(0), out.stride(0), aux.stride(0)), flags
+    assert residual.stride(1) == 1
+    return (bias, residual, out), (residual.stride(0), out.stride(0)), flags
 
 
 def _norm_of(fusion: Fusion, x: torch.Tensor) -> tuple[torch.Tensor, float]:
@@ -184,7 +170,6 @@ def _gemv_launch(
             "BLOCK_N": variant.block_n,
             "EVEN": problem.n % variant.block_n == 0,
             "LOOP": loop,
-            "INPUT": fusion.input_kind,
             **flags,
             "PDL": pdl,
         },
@@ -228,7 +213,6 @@ def _gemm_launch(
         "BLOCK_K": variant.block_k,
         "STAGES": variant.stages,
         "PREFETCH": 0 if interpreting() or not pdl else variant.prefetch,
-        "INPUT": fusion.input_kind,
         **flags,
         "CT": compute_type(x.dtype),
         "PDL": pdl,

@@ -48,7 +48,10 @@ def _store_kv(
     target, k_low, k_high, v_low, v_high, head, inside, kv_scale,
     D: tl.constexpr, SCALED: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
-    """As ``attention.store``: a head whose value is not finite gets a value of 0 and a key of NaN."""
+    """A head whose value is not finite gets a value of 0 and a key of NaN.
+
+    A masked value is multiplied by 0, which does not silence NaN: so the key carries the fault.
+    """
     if SCALED:
         of_k = tl.load(kv_scale + head * 2, mask=inside, other=1.0)
         of_v = tl.load(kv_scale + head * 2 + 1, mask=inside, other=1.0)
@@ -85,7 +88,6 @@ def rope_cache_write_kernel(
     k_weight,  # [D] if NORM
     slots,  # [R]
     root,  # [R] position of each row's first query
-    depths,  # [R, QUERIES] if HAS_DEPTHS
     counts,  # [R] if HAS_COUNTS
     page_table,  # [slots, max_pages] int32
     places,  # [T] if PLACES
@@ -104,7 +106,6 @@ def rope_cache_write_kernel(
     FP8: tl.constexpr,
     SCALED: tl.constexpr,
     PLACES: tl.constexpr,
-    HAS_DEPTHS: tl.constexpr,
     HAS_COUNTS: tl.constexpr,
     NORM: tl.constexpr,
     PDL: tl.constexpr,
@@ -117,8 +118,6 @@ def rope_cache_write_kernel(
     valid = half < D // 2
     start = tl.load(root + row).to(tl.int64)
     position = start + query
-    if HAS_DEPTHS:
-        position = start + tl.load(depths + token).to(tl.int64)
     # Both halves of cos are the same; the second half of sin is the positive one.
     c = tl.load(cos + position * D + half, mask=valid, other=0.0)
     s = tl.load(sin + position * D + D // 2 + half, mask=valid, other=0.0)
@@ -147,8 +146,7 @@ def rope_cache_write_kernel(
         written = slot != pad_slot
         if HAS_COUNTS:
             written = written & (query < tl.load(counts + row))
-        # A tree's nodes lie in the order of their numbers, whatever their depths.
-        place = _place(places, page_table, token, slot, start + query, table_stride, PLACES, PAGE_SIZE)
+        place = _place(places, page_table, token, slot, position, table_stride, PLACES, PAGE_SIZE)
         target = kv + place * (NKV * 2 * D) + head * (2 * D) + half
         k_low, k_high = t_low.to(tl.float32), t_high.to(tl.float32)
         _store_kv(target, k_low, k_high, v_low, v_high, head, inside & written, kv_scale, D, SCALED, FP8)

@@ -34,7 +34,6 @@ class TokenRows:
 
     slots: torch.Tensor  # [R] integer
     root: torch.Tensor  # [R] integer position of a row's first query
-    depths: torch.Tensor | None = None  # [R, Q] integer, the angle's position is root + depth; None: 0 … Q-1
     counts: torch.Tensor | None = None  # [R] integer queries whose k and v are wanted; None: all
 
     def num_queries(self, num_tokens: int) -> int:
@@ -67,12 +66,12 @@ def rope_cache_write(
 ) -> None:
     """Turn q and k by their positions; q goes to ``q_out`` (None: its place in qkv), k and v to the cache.
 
-    qkv: [T, (nq + 2 * nkv) * d], q heads, then k, then v. Query j of row r is stored at position
-    ``root[r] + j`` whatever its depth. Nothing is written for queries from ``counts`` on and for the
-    pad slot. ``num_kv_heads`` 0: q alone (a draft forward whose k and v are in the cache);
-    ``num_q_heads`` 0: k and v alone (a draft sync). What is stored is what ``attention.store_kv``
-    stores: beyond the range of a float8 cache its largest value; for a head whose value is not finite
-    a value of 0 and a key of NaN.
+    qkv: [T, (nq + 2 * nkv) * d], q heads, then k, then v. Query j of row r has position ``root[r] + j``,
+    and is stored there unless ``cache`` names its place. Nothing is written for queries from ``counts`` on
+    and for the pad slot. ``num_kv_heads`` 0: q alone (a draft forward whose k and v are in the cache);
+    ``num_q_heads`` 0: k and v alone (a draft sync). Beyond the range of a float8 cache its largest value is
+    stored. A head whose value is not finite gets a value of 0 and a key of NaN: whoever sees the place has
+    a score of NaN as before, and whoever must not see it masks the key, which masks a value never can.
     """
     if qkv.shape[0] == 0:
         return
@@ -99,11 +98,10 @@ def rope_cache_write_ref(
     heads = qkv.view(num_tokens, turning + num_kv_heads, head_dim)
     query = torch.arange(num_queries, device=qkv.device)
     stored = rows.root.to(torch.int64)[:, None] + query  # [R, Q]
-    angle = stored if rows.depths is None else rows.root.to(torch.int64)[:, None] + rows.depths
     qk = heads[:, :turning]
     if norms is not None:
         qk = _head_normed(qk, num_q_heads, norms)
-    cos, sin = (table[angle.reshape(-1)][:, None] for table in (tables.cos, tables.sin))
+    cos, sin = (table[stored.reshape(-1)][:, None] for table in (tables.cos, tables.sin))
     qk = (qk.float() * cos + qk.float().roll(head_dim // 2, dims=-1) * sin).to(qkv.dtype)
     if num_kv_heads:
         assert cache is not None
@@ -162,7 +160,6 @@ def rope_launch(
             tables.cos if norms is None else norms.k_weight,
             rows.slots,
             rows.root,
-            rows.slots if rows.depths is None else rows.depths,
             rows.slots if rows.counts is None else rows.counts,
             table,
             rows.slots if cache.places is None else cache.places,
@@ -183,7 +180,6 @@ def rope_launch(
             "FP8": cache.kv.dtype == torch.float8_e4m3fn,
             "SCALED": cache.kv_scale is not None,
             "PLACES": cache.places is not None,
-            "HAS_DEPTHS": rows.depths is not None,
             "HAS_COUNTS": rows.counts is not None,
             "NORM": norms is not None,
             "PDL": pdl,

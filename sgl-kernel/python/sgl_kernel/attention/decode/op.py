@@ -32,8 +32,8 @@ def decode_attention(
     written to their places in kv, or in scratch, as by ``rope_cache_write`` (nothing for rows of slot 0),
     then seen.
 
-    Keys of places a query must not see may hold anything; values there must be finite (``store_kv``
-    sees to it), and so must values of the row's own other queries.
+    Keys of places a query must not see may hold anything; values there must be finite
+    (``rope_cache_write`` sees to it), and so must values of the row's own other queries.
     """
     assert (q is None) != (turn is None), "queries, or what they are turned from"
     if out is None:

@@ -88,7 +88,7 @@ def _write_new(
     value = value.to(tl.float32)
     if SCALED:
         value /= tl.load(kv_scale + head * 2 + 1)
-    # As ``attention.store`` does: a head whose value is not finite gets a value of 0 and a key of NaN.
+    # As ``rope.kernels`` does: a head whose value is not finite gets a value of 0 and a key of NaN.
     # Found out while the angles are on their way: it takes barriers.
     finite = (value - value) == 0.0
     broken = (tl.min(finite.to(tl.int32), 1) == 0)[:, None]
