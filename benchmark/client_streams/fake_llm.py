@@ -108,19 +108,20 @@ class FakeServer:
         self.seen.most_running = max(self.seen.most_running, self.seen.running)
         try:
             if not body.get("stream"):
-                return await self._whole(list(events))
+                return await self._whole(list(events), body)
             broken = bool(self.pace.break_every) and number % self.pace.break_every == 0
             return await self._stream(request, events, broken)
         finally:
             self.seen.running -= 1
 
-    async def _whole(self, events: list[dict[str, Any]]) -> web.Response:
+    async def _whole(self, events: list[dict[str, Any]], body: dict[str, Any]) -> web.Response:
         await asyncio.sleep(self.pace.gap_s * len(events))
         if "choices" not in events[0]:
             return web.json_response(events[-1])
         texts = [_chunk_text(choice) for event in events for choice in event["choices"]]
         last = {"message": {"content": "".join(texts)}, "text": "".join(texts), "finish_reason": "length"}
-        return web.json_response({"choices": [last], "usage": _usage(len(texts))})
+        wanted = body.get("max_tokens") or body["max_completion_tokens"]
+        return web.json_response({"choices": [last], "usage": _usage(wanted)})
 
     async def _stream(
         self, request: web.Request, events: Iterator[dict[str, Any]], broken: bool

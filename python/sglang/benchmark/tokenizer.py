@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from huggingface_hub import try_to_load_from_cache
+
 from sglang.benchmark.prompt_row import DatasetError, Message
 from sglang.srt.managers.chat_templates import ChatTemplate, load_chat_template
 from sglang.srt.managers.text_request import RequestError
@@ -49,13 +51,15 @@ class FolderTokenizer:
 
 
 class NamedTokenizer:
-    """Whatever `transformers` finds under a name: its cache of models, or a folder of another kind."""
+    """One that only `transformers` can read: a folder of another kind, or a model in its cache."""
 
     def __init__(self, name: str, trust_remote_code: bool) -> None:
         # Only now: it brings torch, and takes seconds.
         from transformers import AutoTokenizer
 
-        self._tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+        self._tokenizer = AutoTokenizer.from_pretrained(
+            name, trust_remote_code=trust_remote_code, local_files_only=True
+        )
 
     @property
     def vocab_size(self) -> int:
@@ -83,15 +87,26 @@ class NamedTokenizer:
         return cast(str, text)
 
 
+def _cached(name: str) -> Path:
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        found = try_to_load_from_cache(name, file)
+        if isinstance(found, str):
+            return Path(found).parent
+    raise FileNotFoundError("not a folder, and not in Hugging Face's cache")
+
+
 def load_tokenizer(where: str | Path, trust_remote_code: bool = False) -> FolderTokenizer | NamedTokenizer:
-    """The tokenizer in a folder, or of a model's name.
+    """The tokenizer in a folder, or of a model in Hugging Face's cache by its name. Nothing is downloaded.
 
     Raises:
         DatasetError: there is none that can be read.
     """
+    folder = Path(where)
     try:
-        if (Path(where) / "tokenizer.json").is_file():
-            return FolderTokenizer(Path(where))
+        if not folder.is_dir():
+            folder = _cached(str(where))
+        if (folder / "tokenizer.json").is_file():
+            return FolderTokenizer(folder)
         return NamedTokenizer(str(where), trust_remote_code)
     except Exception as error:  # both libraries raise many kinds
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
