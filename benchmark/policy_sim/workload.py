@@ -110,9 +110,10 @@ _CODING_CHAT = {"coding": 2.5, "chat": 1.5}
 RECIPES: Final[Mapping[str, Recipe]] = {
     "poisson-light": Recipe(POISSON, replace(_BASE, rate=3.0), _ONE),
     "poisson": Recipe(POISSON, _BASE, _ONE),
-    "poisson-heavy": Recipe(POISSON, replace(_BASE, rate=24.0), _ONE),
     "burst": Recipe(BURST, replace(_BASE, rate=0.5, peak=249, ramp_s=2.0, period_s=0.5, spread=0.3), _ONE),
     "diurnal": Recipe(DIURNAL, replace(_BASE, rate=0.5, peak_rate=26.0), _ONE),
+    "low": Recipe(DIURNAL, replace(_BASE, rate=0.5, peak_rate=22.0), _steady({"any": 1.25})),
+    "high": Recipe(DIURNAL, replace(_BASE, rate=0.5, peak_rate=30.0), _steady({"any": 2.8})),
     "mixed": Recipe(
         DIURNAL,
         replace(_TWO_DOMAINS, rate=4.0, peak_rate=24.0),

@@ -76,7 +76,7 @@ def test_times_that_are_none_are_ignored(seconds: float) -> None:
     model = CostModel(TABLE)
     model.observe(0, 8, 0, seconds)
     model.observe(2, 8, 0, 0.1)  # of a length that was not measured
-    assert model.figures() == {"common": 1.0, "by_draft_len_and_rows": {}}
+    assert model.figures() == {"common": 1.0, "by_draft_len": {}, "by_draft_len_and_rows": {}}
     assert model.seconds(2, 8, 0) == math.inf
 
 

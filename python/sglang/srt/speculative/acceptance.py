@@ -17,7 +17,7 @@ DEFAULT_PRIOR: Final = (0.7, 0.6, 0.5)  # deeper drafts: as the last one
 PRIOR_ROWS: Final = 8.0  # rows that the mean before them counts as, at least
 MOST_ROWS: Final = 512.0  # rows that the past counts as, at most: what many rows show now is worth more
 KEPT: Final = 1 - 1 / 64  # of the trust, a decode step
-QUANTILE: Final = 1.64  # standard deviations: the upper bound is exceeded 1 time in 20
+QUANTILE: Final = 1.0  # standard deviations of an upper bound: it is exceeded 1 time in 6
 MOST_CLASSES: Final = 16
 OTHER: Final = "other"  # of the classes after the first ones
 

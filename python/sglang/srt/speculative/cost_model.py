@@ -1,9 +1,9 @@
 """Costs of steps as they turn out: a measured table, corrected by what steps really take.
 
-Two kinds of correction, both factors (their logarithms are kept): one that all steps share (a device that
-has grown warm, a busy host) and one for each draft length and size (a measurement that was off), which
-fades: into the shared one while its step is run, away while it isn't. A step that took far longer than
-expected moves them no further than one that took a little longer.
+Corrections are factors (their logarithms are kept) at three levels: one that all steps share (a device that
+has grown warm, a busy host), one for each draft length, and one for each of its sizes (a measurement that was
+off). The narrower ones fade: into the wider one while their step is run, away while it isn't. A step that
+took far longer than expected moves them no further than one that took a little longer.
 """
 
 from __future__ import annotations
@@ -15,26 +15,44 @@ from typing import Any, Final
 from sglang.srt.speculative.cost_table import CostTable
 
 COMMON_GAIN: Final = 0.02
-CELL_GAIN: Final = 0.08
-LARGEST_STEP: Final = 0.25  # of a logarithm: an outlier counts as 28 % too long
-CORRECTION_KEPT: Final = 0.5 ** (1 / 4096)  # a step, of a cell's correction
+LENGTH_GAIN: Final = 0.04
+CELL_GAIN: Final = 0.06
+LARGEST_STEP: Final = 0.2  # of a logarithm: an outlier counts as 22 % too long
+CORRECTION_KEPT: Final = 0.5 ** (1 / 4096)  # a step, of a length's and a size's correction
 EVIDENCE_KEPT: Final = 0.5 ** (1 / 512)
 MOST_EVIDENCE: Final = 32.0
 DOUBT: Final = 0.1  # a cell that has not run for long may be this much cheaper than it is thought
 
 
 @dataclass(slots=True)
-class _Cell:
-    correction: float = 0.0  # logarithm
+class _Correction:
+    """Of a draft length, or of one of its sizes."""
+
+    value: float = 0.0  # logarithm
     evidence: float = 0.0  # steps, decayed
     seen_at: int = 0
+
+    def value_at(self, now: int) -> float:
+        return self.value * CORRECTION_KEPT ** (now - self.seen_at)
+
+    def evidence_at(self, now: int) -> float:
+        return self.evidence * EVIDENCE_KEPT ** (now - self.seen_at)
+
+    def see(self, now: int) -> float:
+        """Bring it up to now; what it gives to the wider one."""
+        given = self.value_at(now) * (1.0 - CORRECTION_KEPT)
+        self.value = self.value_at(now) - given
+        self.evidence = min(self.evidence_at(now) + 1.0, MOST_EVIDENCE)
+        self.seen_at = now
+        return given
 
 
 class CostModel:
     def __init__(self, table: CostTable) -> None:
         self._table = table
         self._common = 0.0  # logarithm
-        self._cells: dict[tuple[int, int], _Cell] = {}  # (draft_len, index of the size); one a table entry
+        self._lengths = {k: _Correction() for k in table.draft_lens}
+        self._cells: dict[tuple[int, int], _Correction] = {}  # (draft_len, index of the size)
         self._num_steps = 0
 
     @property
@@ -49,14 +67,15 @@ class CostModel:
         index = self._table.cell(draft_len, rows)
         if index is None:
             return math.inf, math.inf
-        known = self._table.seconds(draft_len, rows, kv_tokens)
+        now = self._num_steps
         cell = self._cells.get((draft_len, index))
-        if cell is None:
-            likely = known * math.exp(self._common)
-            return likely, likely * (1.0 - DOUBT)
-        age = self._num_steps - cell.seen_at
-        likely = known * math.exp(self._common + cell.correction * CORRECTION_KEPT**age)
-        return likely, likely * (1.0 - DOUBT / (1.0 + cell.evidence * EVIDENCE_KEPT**age))
+        factor = self._common + self._lengths[draft_len].value_at(now)
+        doubt = DOUBT
+        if cell is not None:
+            factor += cell.value_at(now)
+            doubt /= 1.0 + cell.evidence_at(now)
+        likely = self._table.seconds(draft_len, rows, kv_tokens) * math.exp(factor)
+        return likely, likely * (1.0 - doubt)
 
     def observe(self, draft_len: int, rows: int, kv_tokens: float, seconds: float) -> None:
         """A decode step took ``seconds`` on the device."""
@@ -64,24 +83,29 @@ class CostModel:
         if index is None or not (math.isfinite(seconds) and seconds > 0):
             return
         self._num_steps += 1
-        cell = self._cells.setdefault((draft_len, index), _Cell(seen_at=self._num_steps))
-        age, cell.seen_at = self._num_steps - cell.seen_at, self._num_steps
-        cell.correction *= CORRECTION_KEPT**age
-        cell.evidence = min(cell.evidence * EVIDENCE_KEPT**age + 1.0, MOST_EVIDENCE)
+        length = self._lengths[draft_len]
+        cell = self._cells.setdefault((draft_len, index), _Correction(seen_at=self._num_steps))
+        to_length, to_common = cell.see(self._num_steps), length.see(self._num_steps)
+        length.value += to_length
+        self._common += to_common
         error = math.log(seconds / self._table.seconds(draft_len, rows, kv_tokens))
-        error -= self._common + cell.correction
+        error -= self._common + length.value + cell.value
         error = min(max(error, -LARGEST_STEP), LARGEST_STEP)
-        shared = (1.0 - CORRECTION_KEPT) * cell.correction
-        self._common += COMMON_GAIN * error + shared
-        cell.correction += CELL_GAIN * error - shared
+        self._common += COMMON_GAIN * error
+        length.value += LENGTH_GAIN * error
+        cell.value += CELL_GAIN * error
 
     def figures(self) -> dict[str, Any]:
-        """Factors on the table: the shared one, and those of the cells that ran, on top of it."""
+        """Factors on the table: the shared one, and on top of it those of the lengths and sizes that ran."""
+        now = self._num_steps
         rows = {curve.draft_len: curve.rows for curve in self._table.curves}
+        lengths = {str(k): math.exp(c.value_at(now)) for k, c in self._lengths.items() if c.evidence}
         cells = {
-            f"{k}x{rows[k][index]}": math.exp(
-                cell.correction * CORRECTION_KEPT ** (self._num_steps - cell.seen_at)
-            )
+            f"{k}x{rows[k][index]}": math.exp(cell.value_at(now))
             for (k, index), cell in sorted(self._cells.items())
         }
-        return {"common": math.exp(self._common), "by_draft_len_and_rows": cells}
+        return {
+            "common": math.exp(self._common),
+            "by_draft_len": lengths,
+            "by_draft_len_and_rows": cells,
+        }
