@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmark.h200.executors import Records
 from benchmark.h200.in_process import InProcess, Mode, StepRecord, fixed_modes
 from sglang.srt.speculative.simulate import SimulatedAcceptance
 
 FIRST = "first"  # the segment of auto just after the acceptance has changed
+SETTLING = "settling"  # further ones, until what was seen before has lost its weight
 AUTO = Mode("auto", "auto")
 
 
@@ -30,6 +31,8 @@ class Sizes:
     max_steps: int
     first_steps: int  # of auto after a change
     first_s: float  # but no longer than this
+    settling: int  # more segments of as many steps before the rounds begin
+    settling_s: float  # but no longer than this, all together
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +102,9 @@ class PointRunner:
             self._out.add("survival", acceptance=point.acceptance, by_depth=list(self._simulated.survival))
         sizes, first = self._sizes, len(self._engine.records)
         self._begin(point)
-        self._segment(point, AUTO, FIRST, Limits(sizes.first_s, 1, sizes.first_steps))
+        changed = Limits(sizes.first_s, sizes.min_steps, sizes.first_steps)
+        self._segment(point, AUTO, FIRST, changed)
+        self._settle(point, changed)
         limits = Limits(sizes.segment_s, sizes.min_steps, sizes.max_steps)
         for number in range(sizes.rounds):
             for mode in turns(self._modes, number):
@@ -109,6 +114,15 @@ class PointRunner:
         for line in segments(self._engine.records[first:], point.streams):
             self._out.add("segment", **_labels(point), **line)
         del self._engine.records[first:]
+
+    def _settle(self, point: Point, limits: Limits) -> None:
+        began = time.perf_counter()
+        for _ in range(self._sizes.settling):
+            left = self._sizes.settling_s - (time.perf_counter() - began)
+            if left <= 0:
+                return
+            self._renew(point)
+            self._segment(point, AUTO, SETTLING, replace(limits, seconds=min(left, limits.seconds)))
 
     def _begin(self, point: Point) -> None:
         # Never reached: a segment ends before.

@@ -64,7 +64,7 @@ class Scale:
 
 _STREAMS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256)
 MADE_UP = Scale(
-    points=Sizes(_STREAMS, (1024, 16384), 3, 0.15, 6, 40, 50, 1.5),
+    points=Sizes(_STREAMS, (1024, 16384), 3, 0.1, 6, 25, 50, 1.2, 9, 1.2),
     edge_s=3.0,
     edge_rounds=2,
     edge_lens=(32, 128),
@@ -72,18 +72,18 @@ MADE_UP = Scale(
 )
 REAL = replace(
     MADE_UP,
-    points=Sizes(_STREAMS, (0,), 3, 0.1, 10, 80, 50, 1.5),
+    points=Sizes(_STREAMS, (0,), 3, 0.1, 10, 80, 50, 1.2, 2, 0.3),
     burst=TraceOptions(duration_s=8.0, rate=3.0, peak=249, ramp_s=0.2, output_len=256, prompt_len=1),
 )
 CPU = Scale(
-    points=Sizes((1, 2, 4, 8, 16, 32, 64, 96), (0,), 2, 3.0, 4, 24, 24, 8.0),
+    points=Sizes((1, 2, 4, 8, 16, 32, 64, 96), (0,), 2, 3.0, 4, 24, 24, 8.0, 0, 0.0),
     edge_s=40.0,
     edge_rounds=2,
     edge_lens=(16, 1),
     burst=TraceOptions(duration_s=40.0, rate=0.12, peak=95, ramp_s=2.0, output_len=32, prompt_len=1),
 )
 TINY = Scale(
-    points=Sizes((1, 3), (16, 40), 2, 0.0, 2, 4, 5, 5.0),
+    points=Sizes((1, 3), (16, 40), 2, 0.0, 2, 4, 5, 5.0, 1, 0.05),
     edge_s=0.3,
     edge_rounds=1,
     edge_lens=(4, 4),
@@ -98,6 +98,7 @@ class Study:
         self, args: argparse.Namespace, scale: Scale, executor: InProcessExecutor, out: Records
     ) -> None:
         self._args, self._scale, self._executor, self._out = args, scale, executor, out
+        self._earlier = read_lines(args.points) if args.points is not None else []
         simulated = executor.worker.simulated
         assert simulated is None or isinstance(simulated, SimulatedAcceptance)
         self._simulated = simulated
@@ -132,7 +133,7 @@ class Study:
         """Where speculation stops to pay, as the points tell it; else at the threshold given."""
         acceptance = self._set_length(self._args.edge_acceptance)
         context = self._scale.points.contexts[0]
-        found = crossover(self._out.lines, acceptance, context)
+        found = crossover(self._earlier + self._out.lines, acceptance, context)
         most = min(self._executor.info.num_slots - 8, self._executor.info.max_spec_rows)
         threshold = max(2, min(found or self._threshold, most))
         output_len, prompt_len = self._scale.edge_lens
@@ -172,7 +173,7 @@ def _fill(executor: InProcessExecutor) -> None:
         torch.cuda.synchronize()
 
 
-def _wanted(args: argparse.Namespace, scale: Scale, folders: Folders, choices: Path) -> Wanted:
+def wanted_of(args: argparse.Namespace, scale: Scale, folders: Folders, choices: Path) -> Wanted:
     sizes, real = scale.points, args.real
     rows = max(*sizes.streams, scale.burst.peak + 7)
     context = context_of(folders.target)
@@ -214,6 +215,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add_common_flags(parser)
     add_model_flags(parser)
     parser.add_argument("--table", type=Path, help="make the tables from this file and run nothing")
+    parser.add_argument("--points", type=Path, help="records of an earlier run, for the edge's threshold")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS[:3])
     parser.add_argument(
         "--real", action="store_true", help="a model with weights and its drafter (implied by --model-path)"
@@ -253,14 +255,14 @@ def _scale(args: argparse.Namespace) -> Scale:
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     if args.table is not None:
-        print("\n".join(all_tables([json.loads(line) for line in args.table.read_text().splitlines()])))
+        print("\n".join(all_tables(read_lines(args.table))))
         return 0
     os.environ["SGLANG_SIMULATE_ACC_LEN"] = "-1" if args.real else str(args.acceptances[0])
     if not args.real:
         os.environ["SGLANG_SIMULATE_ACC_METHOD"] = args.acc_method
     scale, out = _scale(args), Records(args.out, device_name(args.device))
     with _folders(args) as (folders, choices):
-        wanted = _wanted(args, scale, folders, choices)
+        wanted = wanted_of(args, scale, folders, choices)
         parts = [part for part in args.parts if part != "start"]
         if parts:
             with started(wanted, out, "study") as executor:
@@ -273,6 +275,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 pass
     print("\n".join(all_tables(out.lines)))
     return 0
+
+
+def read_lines(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 def all_tables(lines: Sequence[dict[str, Any]]) -> list[str]:

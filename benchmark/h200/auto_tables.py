@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from benchmark.h200.auto_points import FIRST
+from benchmark.h200.auto_points import FIRST, SETTLING
 
 Line = dict[str, Any]
 Key = tuple[float, int, int]  # acceptance (0: the drafter's own), context, streams
@@ -86,11 +86,12 @@ def _rates(lines: Sequence[Line], survival: Sequence[float] | None) -> Rates:
         rate = sum(num * expected[k] for k, num in rows.items()) / line["seconds"]
         if line["round"] == FIRST:
             first = rate
-        else:
+        elif line["round"] != SETTLING:
             by_round[line["mode"], line["round"]] = rate
     modes = dict.fromkeys(mode for mode, _ in by_round)
     medians = {m: statistics.median(v for (mode, _), v in by_round.items() if mode == m) for m in modes}
-    steady = [line["steps"] for line in lines if line["mode"] == "auto" and line["round"] != FIRST]
+    of_auto = [line for line in lines if line["mode"] == "auto"]
+    steady = [line["steps"] for line in of_auto if ("auto", line["round"]) in by_round]
     total = sum(sum(steps.values()) for steps in steady)
     lens = sorted({k for steps in steady for k in steps}, key=int)
     share = {k: sum(steps.get(k, 0) for steps in steady) / total for k in lens}

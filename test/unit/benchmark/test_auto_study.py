@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.server import write_tiny_pair
+from helpers.server import server_environment, write_tiny_pair
 from helpers.tiny_executor import tiny_executor
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,8 +23,12 @@ from benchmark.h200.auto_tables import crossover, expected_tokens, points, poole
 from benchmark.h200.burst_stats import Gap, gaps, near_switch_ratio, p99
 from benchmark.h200.executors import Records
 from benchmark.h200.in_process import InProcess, StepRecord, fixed_modes, without_prefill
+from benchmark.h200.shapes import write_shapes
+from sglang.srt.managers.executor_settings import executor_args
 from sglang.srt.model_executor.step_plan import PrefillChunk, SlotAdmission, SlotSampling, StepKind, StepPlan
+from sglang.srt.server_args import ServerArgs
 
+ROOT = Path(__file__).resolve().parents[3]
 MODES = {"plain", "k=1", "k=2", "always", "threshold", "auto"}
 
 
@@ -83,6 +88,39 @@ def test_a_model_of_the_users_with_its_own_drafter(tmp_path: Path, monkeypatch: 
     assert always[0] == always[1]
 
 
+ABSENT = ("fastapi", "uvicorn", "starlette", "pydantic", "zmq", "httpx", "gguf", "jinja2", "matplotlib")
+WITHOUT_SERVER = f"""
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {ABSENT}:
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Absent())
+import sglang.tune_spec
+from benchmark.h200 import auto_study, burst
+"""
+
+
+def test_a_machine_without_the_servers_packages_will_do(tmp_path: Path) -> None:
+    """msgspec alone is needed: requests are its structs."""
+    env = server_environment(tmp_path)
+    env["PYTHONPATH"] = f"{env.get('PYTHONPATH', '')}:{ROOT}"
+    done = subprocess.run([sys.executable, "-c", WITHOUT_SERVER], capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_gpus_flags_are_flags_of_the_server(tmp_path: Path) -> None:
+    """All draft lengths are captured, and steps are timed at the start."""
+    args = auto_study.parse(["--device", "cuda"])
+    folders = write_shapes(tmp_path, False)
+    wanted = auto_study.wanted_of(args, auto_study.MADE_UP, folders, tmp_path / "choices.json")
+    given = ServerArgs.from_command_line(wanted.flags()).resolve("LlamaForCausalLM")
+    built = executor_args(given)
+    assert [k for k, _ in built.spec_rows] == [1, 2, 3] and built.measure_costs
+    assert built.max_running_requests == built.capture_max_bs == built.cuda_graph_max_bs == 256
+    assert built.context_length == 16384 + auto_study.ROOM
+
+
 @pytest.fixture(scope="module")
 def engine() -> InProcess:
     return InProcess(tiny_executor((3, 1, 4), max_running_requests=4, max_total_tokens=400))
@@ -90,7 +128,7 @@ def engine() -> InProcess:
 
 def test_a_point_that_does_not_fit_is_left_out(engine: InProcess) -> None:
     out = Records(None, "cpu")
-    sizes = Sizes((2,), (10**4,), 1, 0.0, 1, 2, 2, 1.0)
+    sizes = Sizes((2,), (10**4,), 1, 0.0, 1, 2, 2, 1.0, 0, 0.0)
     runner = PointRunner(engine, sizes, 1, made_up_prompts(256), None, out)
     runner.run(Point(None, 10**4, 2))
     assert [line["kind"] for line in out.lines] == ["left_out"]
