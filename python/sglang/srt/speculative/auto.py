@@ -104,21 +104,21 @@ def _probe(
     """The other length that would be worth the most if things were as good as they may be."""
     best_s = costs[best][0]
     best_rate = tokens[best] / best_s
+    others = [index for index in range(len(lens)) if index != best and math.isfinite(costs[index][0])]
+    charges = {i: _worst_loss(costs[i][0], tokens[i], best_s, best_rate, is_longer=i > best) for i in others}
+    if all(charge > beliefs.probe_credit_s for charge in charges.values()):
+        return None
     most = beliefs.acceptance.most_extra_tokens(state.class_counts, lens[-1])
     found, hope = best, best_rate * (1.0 + LEAST_HOPE)
-    for index, (likely_s, least_s) in enumerate(costs):
-        if index == best or not math.isfinite(likely_s):
-            continue
+    for index in others:
         # A shorter draft accepts what the first drafts of the best one do: only its time is in doubt.
         hoped = tokens[index] if index < best else max(tokens[index], state.num_decoding + most[lens[index]])
+        least_s = costs[index][1]
         if hoped > hope * least_s:
             found, hope = index, hoped / least_s
-    if found == best:
+    if found == best or charges[found] > beliefs.probe_credit_s:
         return None
-    charge = _worst_loss(costs[found][0], tokens[found], best_s, best_rate, is_longer=found > best)
-    if charge > beliefs.probe_credit_s:
-        return None
-    return Choice(Decision(lens[found], Reason.PROBE), charge)
+    return Choice(Decision(lens[found], Reason.PROBE), charges[found])
 
 
 def _worst_loss(probe_s: float, tokens: float, best_s: float, best_rate: float, is_longer: bool) -> float:
