@@ -13,7 +13,7 @@ DEV := $(VENV)/.installed-dev
 CHECKED := $(wildcard python/sglang benchmark scripts sgl-kernel/python)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model serve demo test test-long bench-toggle format clean distclean
+.PHONY: help setup model serve demo test test-long bench-toggle bench-study bench-trace format clean distclean
 
 help:  ## list the targets
 	@awk -F ':.*## +' '/^[a-z-]+:.*## / {printf "%-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -36,6 +36,12 @@ test-long: $(DEV) model  ## the tests that take minutes
 
 bench-toggle: $(DEV) model  ## plain, speculative and toggled decoding at 1 to 64 streams
 	@exec $(PY) benchmark/spec_toggle/bench_toggle.py $(ARGS)
+
+bench-study: $(DEV) model  ## every mode at 1 to 250 streams, coding and agentic prompts; other servers: ARGS="--base-url NAME=URL"
+	@exec $(PY) benchmark/spec_toggle/study.py $(ARGS)
+
+bench-trace: $(DEV) model  ## one trace of arrivals (a burst) replayed in every mode
+	@exec $(PY) benchmark/spec_toggle/replay.py $(ARGS)
 
 format: $(DEV)  ## format the code and sort its imports
 	$(PY) -m ruff check --select I --fix .

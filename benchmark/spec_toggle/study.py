@@ -43,10 +43,9 @@ Groups = list[tuple[str, ...]]
 """Which servers run together: names of `start`, or () for those that run already."""
 
 
-def main() -> int:
+def main(given: list[str] | None = None) -> int:
     """Measure (unless told only to report), then report."""
-    arguments = parse_arguments(__doc__ or "")
-    servers.exit_on_sigterm()
+    arguments = parse_arguments(__doc__ or "", given)
     try:
         if not arguments.from_jsonl:
             measure(arguments)
@@ -218,4 +217,5 @@ def progress(record: StudyRecord, elapsed: float) -> str:
 
 
 if __name__ == "__main__":
+    servers.exit_on_sigterm()
     sys.exit(main())
