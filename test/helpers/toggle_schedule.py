@@ -8,8 +8,10 @@ the right answers are; ``toggle_reference`` does.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from helpers.scheduler_harness import Answer, decode
 
@@ -27,12 +29,19 @@ from sglang.srt.mem_cache.prefix_cache import NoCache, PrefixCache
 from sglang.srt.mem_cache.radix_cache import RadixCache
 from sglang.srt.model_executor.executor import PendingStep
 from sglang.srt.model_executor.in_process_executor import InProcessExecutor
-from sglang.srt.model_executor.step_plan import ExecutorInfo, StepPlan
+from sglang.srt.model_executor.step_plan import ExecutorInfo, StepCost, StepKind, StepPlan
 from sglang.srt.sampling.sampling_params import SamplingParams
+from sglang.srt.speculative.controller import AutoController, CommittedStep
+from sglang.srt.speculative.cost_table import CostTable
 from sglang.srt.speculative.toggle import Decision, Policy, Reason, ToggleInput, decide_by_threshold
 
 EOS_IDS = (2, 77)
 VOCAB = 256
+THRESHOLD, BY_ROWS = "speculative_disable_bs_threshold", "speculative_bs_schedule"
+CHANGES: tuple[dict[str, Any], ...] = (
+    *({THRESHOLD: value} for value in (0, 1, 2, 3, None, "auto", "auto", "auto")),
+    *({BY_ROWS: value} for value in ("1:2,2-3:1,4-:2", "1-2:1,3-:0")),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +60,7 @@ class Schedule:
     config: SchedulerConfig
     num_pages: int  # usable by the scheduler
     use_cache: bool
-    thresholds: tuple[int | None, ...]  # set in turn, one every few turns; empty: random modes
+    changes: tuple[dict[str, Any], ...]  # set in turn, one every few turns; empty: random modes
     mode_seed: int
 
 
@@ -78,7 +87,7 @@ def make_schedule(seed: int, page_size: int, most_pages: int) -> Schedule:
         config=config,
         num_pages=min(most_pages, int(least * (1.0 if pressed else rng.choice((1.2, 1.6, 8.0))))),
         use_cache=rng.random() < 0.8,
-        thresholds=tuple(rng.choice((0, 1, 2, 3, None)) for _ in range(8)) if rng.random() < 0.3 else (),
+        changes=tuple(rng.choice(CHANGES) for _ in range(8)) if rng.random() < 0.5 else (),
         mode_seed=rng.randrange(2**31),
     )
 
@@ -87,7 +96,7 @@ def _arrival(rng: random.Random, rid: str, prefixes: Sequence[list[int]]) -> Arr
     prompt = list(rng.choice(prefixes))[: rng.randint(1, 40)] if rng.random() < 0.7 else []
     prompt += [rng.randrange(3, VOCAB) for _ in range(rng.randint(0 if prompt else 1, 12))]
     message = GenerateRequest(rid, prompt, random_sampling(rng), rng.random() < 0.5, received_ts=0.0)
-    abort_at = rng.randint(0, 40) if rng.random() < 0.15 else None
+    abort_at = rng.randint(0, 15) if rng.random() < 0.15 else None
     return Arrival(rng.choice((0, 0, rng.randint(0, 25))), message, abort_at)
 
 
@@ -128,11 +137,27 @@ def random_sampling(rng: random.Random) -> SamplingParams:
     return params
 
 
+class RestlessAuto(AutoController):
+    """Is told random times of steps: it changes its mind all the time, and the same way every time."""
+
+    def __init__(self, info: ExecutorInfo, seed: int) -> None:
+        assert info.spec is not None
+        costs = [StepCost(k, rows, 1.0, 0.0) for k in (0, *info.draft_lens) for rows in (1, 6)]
+        super().__init__(CostTable.from_costs(costs, padded=False), info.spec.num_steps, probe_fraction=0.1)
+        self._rng = random.Random(seed)
+
+    def observe(self, step: CommittedStep) -> None:
+        super().observe(replace(step, device_time_s=self._rng.choice((0.1, 1.0, 10.0))))
+
+
 class SmallerExecutor:
     """The same executor with fewer pages to give away, so that they run out."""
 
-    def __init__(self, executor: InProcessExecutor, num_pages: int, num_slots: int) -> None:
+    def __init__(
+        self, executor: InProcessExecutor, num_pages: int, num_slots: int, steps: Counter[str]
+    ) -> None:
         self._executor = executor
+        self._steps = steps
         self._info = replace(executor.info, num_pages=num_pages, num_slots=num_slots)
 
     @property
@@ -140,6 +165,8 @@ class SmallerExecutor:
         return self._info
 
     def launch(self, plan: StepPlan) -> PendingStep:
+        if plan.kind is StepKind.DECODE:
+            self._steps["spec" if plan.draft_len else "plain"] += 1
         return self._executor.launch(plan)
 
     def shutdown(self) -> None:
@@ -149,7 +176,7 @@ class SmallerExecutor:
 @dataclass
 class Outcome:
     answers: dict[str, Answer] = field(default_factory=dict)
-    steps: dict[str, int] = field(default_factory=lambda: {"plain": 0, "spec": 0, "prefill": 0})
+    steps: Counter[str] = field(default_factory=Counter)  # decode steps by mode
     retractions: int = 0
     cached_tokens: int = 0
 
@@ -165,7 +192,7 @@ class ScheduleRun:
         info = executor.info
         self._cache: PrefixCache = RadixCache(info.page_size) if schedule.use_cache else NoCache()
         self.scheduler = Scheduler(
-            executor=SmallerExecutor(executor, schedule.num_pages, info.num_slots),
+            executor=SmallerExecutor(executor, schedule.num_pages, info.num_slots, self.outcome.steps),
             config=schedule.config,
             policy=self._policy(),
             cache=self._cache,
@@ -175,6 +202,7 @@ class ScheduleRun:
             reply=_expect_ok,
             metrics=NullSink(),
             clock=lambda: 0.0,
+            auto=RestlessAuto(info, schedule.mode_seed),
         )
 
     def run(self, limit: int = 4000) -> Outcome:
@@ -186,7 +214,7 @@ class ScheduleRun:
             for arrival in self._schedule.arrivals:
                 if arrival.abort_at == turn:
                     self.scheduler.receive(AbortRequest(arrival.message.rid))
-            self._change_threshold(turn)
+            self._change_mode(turn)
             if self.scheduler.has_work:
                 self.scheduler.step()
                 self._poison_free_pages()
@@ -196,29 +224,20 @@ class ScheduleRun:
         raise AssertionError(f"schedule {self._schedule.seed} does not come to an end")
 
     def _policy(self) -> Policy:
-        if self._schedule.thresholds:
-            return self._counted(decide_by_threshold)
+        if self._schedule.changes:
+            return decide_by_threshold
         rng = random.Random(self._schedule.mode_seed)
 
         def flip(state: ToggleInput) -> Decision:
             wanted = rng.choice((0, 0, state.num_steps, state.num_steps, rng.randint(1, state.num_steps)))
             return Decision(wanted if state.spec_fits else 0, Reason.MANUAL)
 
-        return self._counted(flip)
+        return flip
 
-    def _counted(self, policy: Callable[[ToggleInput], Decision]) -> Policy:
-        def decide(state: ToggleInput) -> Decision:
-            decision = policy(state)
-            self.outcome.steps["spec" if decision.draft_len else "plain"] += 1
-            return decision
-
-        return decide
-
-    def _change_threshold(self, turn: int) -> None:
-        thresholds = self._schedule.thresholds
-        if thresholds and turn % 5 == 0:
-            value = thresholds[turn // 5 % len(thresholds)]
-            self.scheduler.receive(SetStateRequest("t", {"speculative_disable_bs_threshold": value}))
+    def _change_mode(self, turn: int) -> None:
+        changes = self._schedule.changes
+        if changes and turn % 5 == 0:
+            self.scheduler.receive(SetStateRequest("t", changes[turn // 5 % len(changes)]))
 
     def _poison_free_pages(self) -> None:
         """Whoever reads a page that was given back gets NaN."""
