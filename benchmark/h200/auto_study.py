@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 
 from benchmark.h200.auto_points import Point, PointRunner, Prompts, Sizes, made_up_prompts, real_prompts
-from benchmark.h200.auto_tables import crossover, edge_tables, tables
+from benchmark.h200.auto_tables import crossover, edge_tables, start_lines, tables
 from benchmark.h200.burst import Burst, burst_tables
 from benchmark.h200.executors import Records, Wanted, add_common_flags, device_name, started
 from benchmark.h200.in_process import InProcess
@@ -282,7 +282,7 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
 
 
 def all_tables(lines: Sequence[dict[str, Any]]) -> list[str]:
-    return [*tables(lines), "", *edge_tables(lines), "", *burst_tables(lines)]
+    return [*tables(lines), *start_lines(lines), "", *edge_tables(lines), "", *burst_tables(lines)]
 
 
 if __name__ == "__main__":

@@ -177,6 +177,23 @@ def edge_tables(lines: Sequence[Line]) -> list[str]:
     return text
 
 
+def start_lines(lines: Sequence[Line]) -> list[str]:
+    """What starting took, and the graphs that were captured."""
+    text = []
+    for line in lines:
+        if line["kind"] != "start":
+            continue
+        sets = line["info"]["graphs"]
+        graphs = ", ".join(f"{g['draft_len']} drafts: {len(g['sizes'])}" for g in sets)
+        captured = (
+            f"; CUDA graphs ({graphs}) in {sum(g['seconds'] for g in sets):.1f} s and"
+            f" {sum(g['bytes'] for g in sets) / 2**30:.2f} GiB"
+        )
+        costs = f"; {len(line['info']['costs'])} step costs" if line["info"]["costs"] else ""
+        text.append(f"- Start ({line['note']}): {line['seconds']:.1f} s{captured if sets else ''}{costs}.")
+    return text
+
+
 def summary(found: dict[Key, Rates]) -> list[str]:
     """What issue and documents ask: auto against the better of plain and always."""
     held = {key: rates.ratio("auto", rates.better) for key, rates in found.items()}

@@ -19,7 +19,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from benchmark.h200 import auto_study, burst
 from benchmark.h200.auto_points import AUTO, Point, PointRunner, Sizes, made_up_prompts, real_prompts, turns
-from benchmark.h200.auto_tables import crossover, expected_tokens, points, pooled_survival, summary
+from benchmark.h200.auto_tables import (
+    crossover,
+    expected_tokens,
+    points,
+    pooled_survival,
+    start_lines,
+    summary,
+)
 from benchmark.h200.burst_stats import Gap, gaps, near_switch_ratio, p99
 from benchmark.h200.executors import Records
 from benchmark.h200.in_process import InProcess, StepRecord, fixed_modes, without_prefill
@@ -212,6 +219,14 @@ def test_rates_ratios_and_the_crossover() -> None:
     assert "lowest 1.000" in text[0] and "held" in text[0] and "MISSED" not in text[0]
     slow = points([survival, *_point(4, few | {"auto": (1, 1.1)}), *_point(12, many)])
     assert "1 below 0.98: acceptance 2, context 8, 4 streams" in summary(slow)[0]
+
+
+def test_what_the_start_took() -> None:
+    sets = [{"draft_len": k, "sizes": [1, 2], "seconds": 1.5, "bytes": 2**29} for k in (0, 1)]
+    line = {"kind": "start", "note": "study", "seconds": 20.0, "info": {"graphs": sets, "costs": [{}] * 4}}
+    assert start_lines([line]) == [
+        "- Start (study): 20.0 s; CUDA graphs (0 drafts: 2, 1 drafts: 2) in 3.0 s and 1.00 GiB; 4 step costs."
+    ]
 
 
 # ---- bursts ------------------------------------------------------------------------------------
