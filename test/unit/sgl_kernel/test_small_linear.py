@@ -108,8 +108,26 @@ def test_choices_are_measured_kept_and_read_back(tmp_path: Path) -> None:
     assert ChoiceTable.load(path, "NVIDIA H200").variant(problem, 90, 132) == variants[2]
     assert ChoiceTable.load(path, "another GPU").chosen == {}
     assert ChoiceTable.load(tmp_path / "none.json", "NVIDIA H200").chosen == {}
+    other = ChoiceTable("another GPU", {problem.key: variants[0].name})
+    other.save(path)
+    assert ChoiceTable.load(path, "another GPU") == other
+    assert ChoiceTable.load(path, "NVIDIA H200").chosen == table.chosen, "a file may serve several GPUs"
     table.chosen[problem.key] = "gemv-of-an-older-version"
     assert table.variant(problem, 90, 132) == default_variant(problem, 90, 132)
+
+
+def test_what_is_no_file_of_choices_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "linear.json"
+    for text in ("[1]", "{", '{"a GPU": 3}', '{"a GPU": {"times_us": {}}}', '{"a GPU": {"chosen": []}}'):
+        path.write_text(text)
+        with pytest.raises(ValueError):
+            ChoiceTable.load(path, "a GPU")
+        with pytest.raises(ValueError):
+            ChoiceTable("a GPU", {"a": "b"}).save(path)
+        assert path.read_text() == text
+    path.write_text('{"device": "a GPU", "chosen": {"a": "b"}, "times_us": {}}')  # of an earlier version
+    assert ChoiceTable.load(path, "a GPU").chosen == {"a": "b"}
+    assert ChoiceTable.load(path, "b").chosen == {}
 
 
 def test_every_batch_has_candidates_and_large_ones_go_to_the_library() -> None:

@@ -196,11 +196,8 @@ def _load_choices(file: Path, device: str) -> ChoiceTable:
     if not file.parent.is_dir():
         raise ExecutorArgsError(f"--kernel-choices-file {file}: there is no folder {file.parent}")
     try:
-        table = ChoiceTable.load(file, device)
-        if file.exists() and not table.chosen:
-            logger.warning("%s holds no choices of a %s: they are made, and it is written anew", file, device)
-        return table
-    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        return ChoiceTable.load(file, device)
+    except (ValueError, OSError) as error:
         raise ExecutorArgsError(
             f"--kernel-choices-file {file} holds no choices ({error}): remove it, and it is made anew"
         ) from error
@@ -209,7 +206,7 @@ def _load_choices(file: Path, device: str) -> ChoiceTable:
 def _save_choices(table: ChoiceTable, file: Path) -> None:
     try:
         table.save(file)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise ExecutorArgsError(f"--kernel-choices-file {file} can't be written: {error}") from error
 
 

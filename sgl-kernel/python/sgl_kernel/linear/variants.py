@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from sgl_kernel.launch import next_power_of_2
 
@@ -136,9 +136,9 @@ def _split(problem: Problem, block_n: int, block_k: int, num_sms: int) -> int:
 
 @dataclass(slots=True)
 class ChoiceTable:
-    """The variant of every (shape, rows) of one device, kept in a small JSON file."""
+    """The variant of every (shape, rows) of one device, kept in a small JSON file: a section a device."""
 
-    device: str  # name that a file's choices are valid for
+    device: str  # name of the section
     chosen: dict[str, str] = field(default_factory=dict)  # Problem.key -> Variant.name
     times_us: dict[str, dict[str, float]] = field(default_factory=dict)  # what was measured
 
@@ -159,7 +159,8 @@ class ChoiceTable:
         return best
 
     def save(self, path: Path) -> None:
-        content = {"device": self.device, "chosen": self.chosen, "times_us": self.times_us}
+        """Other devices' sections stay as they are."""
+        content = {**_sections(path), self.device: {"chosen": self.chosen, "times_us": self.times_us}}
         # Whole or not at all: another server may read it at this moment, or write it.
         unnamed = path.with_name(f"{path.name}.{os.getpid()}")
         unnamed.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
@@ -167,8 +168,23 @@ class ChoiceTable:
 
     @staticmethod
     def load(path: Path, device: str) -> ChoiceTable:
-        """The choices of a file; none if there is no file, or if it is of another device."""
-        content = json.loads(path.read_text()) if path.exists() else {}
-        if content.get("device") != device:
-            return ChoiceTable(device)
-        return ChoiceTable(device, dict(content["chosen"]), dict(content.get("times_us", {})))
+        """The device's choices; none if there is no file, or no section of it.
+
+        Raises:
+            ValueError: the file holds something else.
+        """
+        own = _sections(path).get(device, {})
+        return ChoiceTable(device, dict(own.get("chosen", {})), dict(own.get("times_us", {})))
+
+
+def _sections(path: Path) -> dict[str, dict[str, Any]]:
+    """By device; of an earlier version's file, which held one device's choices and its name, that one."""
+    content = json.loads(path.read_text()) if path.exists() else {}
+    if not isinstance(content, dict):
+        raise ValueError("it is no JSON object")
+    if isinstance(content.get("device"), str):
+        content = {content.pop("device"): content}
+    for device, section in content.items():
+        if not isinstance(section, dict) or not isinstance(section.get("chosen"), dict):
+            raise ValueError(f"{device!r} has no choices")
+    return content
