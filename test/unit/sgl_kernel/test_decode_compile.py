@@ -11,11 +11,13 @@ pytest.importorskip("triton", reason="kernels need triton")
 
 from sgl_kernel._dispatch import H200, RTX_PRO_6000, DeviceInfo
 from sgl_kernel.attention import AttentionShape, DecodePlan, DecodeWorkspace, View
+from sgl_kernel.attention.decode.config import decode_config
 from sgl_kernel.attention.decode.op import decode_launch
 from sgl_kernel.attention.decode.plan import plan_launch
 from sgl_kernel.testing.compile_gate import Compiled, check
 
 LLAMA_8B = AttentionShape(32, 8, 128, 1)
+QWEN3 = AttentionShape(32, 8, 128, 16)
 SMOLLM2 = AttentionShape(9, 3, 64, 1)
 DEVICES = (H200, RTX_PRO_6000)
 
@@ -73,6 +75,21 @@ def test_fits_and_is_pipelined(query_len: int, shape: AttentionShape, info: Devi
         buffers = re.findall(r"ttg\.local_alloc : \(\) -> !ttg\.memdesc<(\d+)x(\d+)x", made.ttgir)
         assert buffers == [(str(config.num_stages - 1 + late), str(config.block_n))] * 2, buffers
         assert set(re.findall(r"cp\.async\.c[ag]\.shared\.global.*?(0x\w+),", made.ptx)) == {"0x10"}
+
+
+def test_shapes_that_spilled() -> None:
+    for view in views(16):
+        compiled(QWEN3, view, torch.bfloat16, H200)
+    compiled(SMOLLM2, View(8, 8, causal=True), torch.bfloat16, RTX_PRO_6000)
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_llama_keeps_what_was_measured(page_size: int) -> None:
+    for rows, blocks in ((4, (16, 32)), (16, (16, 32)), (64, (64, 64 if page_size == 1 else 32))):
+        config = decode_config(90, rows, 128, 2, page_size)
+        assert (config.block_m, config.block_n) == blocks
+        assert (config.num_warps, config.num_stages) == (8 if rows == 64 else 4, 3)
+        assert (config.programs_per_sm, config.max_registers) == (2, 128)
 
 
 @pytest.mark.parametrize("info", DEVICES, ids=lambda info: f"sm_{info.arch}")

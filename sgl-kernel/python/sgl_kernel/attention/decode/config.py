@@ -23,7 +23,9 @@ class DecodeConfig:
     max_registers: int | None = None
 
 
-def decode_config(arch: int, tile_rows: int, head_dim: int, kv_itemsize: int) -> DecodeConfig:
+def decode_config(
+    arch: int, tile_rows: int, head_dim: int, kv_itemsize: int, page_size: int = 1
+) -> DecodeConfig:
     """tile_rows: queries a row times query heads per KV head."""
     roomy = arch in (80, 90, 100, 103)  # 163 KB of shared memory a SM and more; 99 KB elsewhere
     block_m = 16 if tile_rows <= 16 else 32 if tile_rows <= 32 else 64
@@ -37,8 +39,14 @@ def decode_config(arch: int, tile_rows: int, head_dim: int, kv_itemsize: int) ->
     row_bytes = 2 * _power_of_2(head_dim) * max(kv_itemsize, 2)
     block_n = min(128, max(16, (32768 if roomy and block_m > 16 else 16384) // row_bytes))
     if block_m == 64:
-        block_n = min(block_n, 64)  # scores of 64 x 128 spill beside the accumulator
+        # Scores of 64 x 128 spill beside the accumulator, and with places to work out from pages (8 to 120
+        # bytes, head size 128) so do those of 64 x 64.
+        block_n = min(block_n, 64 if page_size == 1 or head_dim <= 64 else 32)
     at_once = 4 if block_m * head_dim <= 2048 else 1  # partials in registers
+    # ptxas spills to reach an occupancy (32 x 64 on sm_120: 8 bytes at 96 registers; 64 x 128: 2 registers at
+    # 72), though 2 programs a SM leave room for 255; 64 rows with a tree's mask take 170 on sm_90, so that a
+    # second program of 8 warps finds no room. So many registers are enough, and no more are taken.
+    is_small = block_m == 16 or (block_m == 32 and head_dim <= 64 and not roomy)
     return DecodeConfig(
         block_m=block_m,
         block_n=block_n,
@@ -49,9 +57,7 @@ def decode_config(arch: int, tile_rows: int, head_dim: int, kv_itemsize: int) ->
         # A level costs a store, a barrier and an atomic (about 1 us), loading a batch of partials less.
         fan_in=16 if at_once == 4 else 8,
         at_once=at_once,
-        # At 72 registers ptxas spills 2 of them, though 2 programs a SM leave room for 255; with a tree's
-        # mask it takes 170 on sm_90, so that a second program of 8 warps finds no room.
-        max_registers=128 if block_m == 16 or (roomy and block_m == 64) else None,
+        max_registers=128 if is_small or (roomy and block_m == 64) else None,
     )
 
 

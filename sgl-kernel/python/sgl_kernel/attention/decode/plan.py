@@ -109,8 +109,10 @@ class DecodeWorkspace:
         self._outgrown: list[torch.Tensor] = []
 
     def config(self, query_len: int) -> DecodeConfig:
-        rows = query_len * self.shape.group
-        return self._config or decode_config(self.info.arch, rows, self.shape.head_dim, self._kv_itemsize)
+        shape = self.shape
+        return self._config or decode_config(
+            self.info.arch, query_len * shape.group, shape.head_dim, self._kv_itemsize, shape.page_size
+        )
 
     def sizes(self, num_rows: int, query_len: int) -> tuple[int, int]:
         """(items, partials). A row has at least one item a KV head; what is left is for splitting.
