@@ -8,6 +8,7 @@ arguments, which pointers and numbers are multiples of 16, which numbers are 1, 
 from __future__ import annotations
 
 import functools
+import logging
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -16,6 +17,8 @@ from sgl_kernel._dispatch import interpreting
 
 if TYPE_CHECKING:
     from sgl_kernel.launch import Launch
+
+logger = logging.getLogger(__name__)
 
 _LAUNCHER_OF: Final = "3.6."
 """The Triton whose launcher takes what ``DirectLaunches`` gives it; any other is asked as usual."""
@@ -26,9 +29,21 @@ def direct_launches(kernel: Any) -> DirectLaunches | None:
     """Of one kernel for the whole process, as Triton's own cache is; None where it must be asked."""
     import triton
 
-    if interpreting() or not triton.__version__.startswith(_LAUNCHER_OF):
+    if interpreting() or not _is_known(triton.__version__):
         return None
     return DirectLaunches(kernel, triton.runtime.driver.active, triton.knobs.runtime)
+
+
+@functools.cache  # said once, not for every kernel
+def _is_known(version: str) -> bool:
+    known = version.startswith(_LAUNCHER_OF)
+    if not known:
+        logger.warning(
+            "Triton %s: its launcher is not known here (that of %sx is), so every launch outside a CUDA graph"
+            " goes through Triton's own front and takes some 20 us more of the host",
+            version, _LAUNCHER_OF,
+        )  # fmt: skip
+    return known
 
 
 class DirectLaunches:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -27,14 +27,21 @@ def compile_ahead(num_threads: int) -> Iterator[None]:
 
     Nothing runs, so what the ops return holds whatever its memory held.
     """
-    from triton.runtime._async_compile import AsyncCompileMode
-
     token = _COMPILING_AHEAD.set(True)
     try:
-        with ThreadPoolExecutor(num_threads) as threads, AsyncCompileMode(threads):
+        with ThreadPoolExecutor(num_threads) as threads, _compiling_in(threads):
             yield
     finally:
         _COMPILING_AHEAD.reset(token)
+
+
+def _compiling_in(threads: ThreadPoolExecutor) -> AbstractContextManager[Any]:
+    try:
+        from triton.runtime._async_compile import AsyncCompileMode
+    except ImportError:  # Triton's own business: a version without it compiles one after the other
+        return nullcontext()
+    mode: AbstractContextManager[Any] = AsyncCompileMode(threads)
+    return mode
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sgl_kernel._dispatch import has_triton
 from sgl_kernel.attention import AttentionShape, plan_prefill
 from sgl_kernel.attention.prefill.op import prefill_launch
-from sgl_kernel.direct import DirectLaunches, _kind
+from sgl_kernel.direct import DirectLaunches, _is_known, _kind, direct_launches
 from sgl_kernel.launch import Launch
 
 pytestmark = pytest.mark.skipif(not has_triton(), reason="needs triton (requirements/dev.txt)")
@@ -78,6 +78,33 @@ def test_the_second_launch_of_a_kind_goes_past_triton() -> None:
     hooks.launch_enter_hook.calls.append(print)
     launches.run(new)
     assert len(kernel.asked) == 10 and not kernel.run, "a profiler hears of every launch"
+
+
+@pytest.mark.parametrize(("version", "lines"), [("3.6.0", 0), ("3.7.1", 1), ("4.0.0", 1)])
+def test_another_triton_launches_by_itself(
+    version: str, lines: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    import triton
+
+    monkeypatch.setattr(triton, "__version__", version)
+    monkeypatch.setattr(triton.runtime, "driver", SimpleNamespace(active=SimpleNamespace()))
+    for cached in (direct_launches, _is_known):
+        cached.cache_clear()
+    kernels = [Kernel(["x", "BLOCK"]) for _ in range(2)]
+    x = torch.zeros(4)
+    try:
+        for kernel in kernels:
+            if lines:
+                for _ in range(2):
+                    Launch(kernel, (3,), (x,), {"BLOCK": 64}).run()
+                options = {"BLOCK": 64, "num_warps": 4, "num_stages": 3}
+                assert kernel.asked == [((3,), (x,), options)] * 2 and not kernel.run
+            else:
+                assert isinstance(direct_launches(kernel), DirectLaunches)
+        assert [version in record.message for record in caplog.records] == [True] * lines
+    finally:
+        for cached in (direct_launches, _is_known):
+            cached.cache_clear()
 
 
 def _binder(kernel: Any) -> Any:
