@@ -68,7 +68,9 @@ MADE_UP = Scale(
     edge_s=3.0,
     edge_rounds=2,
     edge_lens=(32, 128),
-    burst=TraceOptions(duration_s=16.0, rate=0.8, peak=249, ramp_s=1.0, output_len=256, prompt_len=256),
+    burst=TraceOptions(
+        duration_s=16.0, rate=2.0, peak=249, ramp_s=0.6, period_s=5.3, output_len=96, prompt_len=256
+    ),
 )
 REAL = replace(
     MADE_UP,
@@ -224,7 +226,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--num-steps", type=int, default=3, help="most drafts of a step")
     parser.add_argument("--acceptances", type=float, nargs="+", default=ACCEPTANCES)
     parser.add_argument("--edge-acceptance", type=float, default=1.5)
-    parser.add_argument("--burst-acceptance", type=float, default=2.0)
+    parser.add_argument("--burst-acceptance", type=float, default=2.5)
     parser.add_argument("--acc-method", default="geometric", help="match-expected, multinomial or geometric")
     parser.add_argument("--streams", type=int, nargs="+")
     parser.add_argument("--contexts", type=int, nargs="+")

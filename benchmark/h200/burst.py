@@ -4,7 +4,7 @@
     python benchmark/h200/burst.py --plot burst.jsonl --picture burst.png
     python benchmark/h200/burst.py --table burst.jsonl
 
-Lone requests, then hundreds at once, then lone ones again. All modes get the same arrivals and put out the
+Lone requests, then hundreds at once, then lone ones again, more than once. All modes get the same arrivals and put out the
 same tokens, so what counts is the time in which there was something to do.
 """
 
@@ -20,7 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmark.h200.burst_stats import by_second, gaps, near_switch_ratio, num_switches
+from benchmark.h200.burst_stats import by_second, gaps, longest_near, near_switch_ratio, num_switches
 from benchmark.h200.executors import Records
 from benchmark.h200.in_process import InProcess, Mode, StepRecord
 from benchmark.h200.open_loop import PromptOf, modes_of, run_trace
@@ -55,9 +55,13 @@ class Burst:
             steps[mode.name] = self._run_mode(engine, mode, trace, labels)
         steady = [gaps(steps[name]) for name in STEADY]
         for name, records in steps.items():
-            ratio = near_switch_ratio(gaps(records), steady)
+            of_mode = gaps(records)
+            ratio = near_switch_ratio(of_mode, steady)
             if ratio is not None:
-                self._out.add("switch", **labels, mode=name, p99_ratio=ratio[0], steps=ratio[1])
+                self._out.add(
+                    "switch", **labels, mode=name, p99_ratio=ratio[0], steps=ratio[1],
+                    longest=longest_near(of_mode, records[0].launched_s),
+                )  # fmt: skip
 
     def _run_mode(
         self, engine: InProcess, mode: Mode, trace: list[Any], labels: dict[str, object]

@@ -20,6 +20,8 @@ class Gap:
     bucket: int
     seconds: float
     is_near: bool  # within NEAR steps of a switch
+    num_rows: int = 0
+    done_s: float = 0.0
 
 
 def bucket_of(rows: int) -> int:
@@ -40,9 +42,19 @@ def gaps(records: Sequence[StepRecord]) -> list[Gap]:
             since = 0
         if after_decode:
             bucket = bucket_of(record.num_rows)
-            found.append(Gap(record.draft_len, bucket, record.gap_s, since < NEAR))
+            near, rows = since < NEAR, record.num_rows
+            found.append(Gap(record.draft_len, bucket, record.gap_s, near, rows, record.done_s))
         since, last_len, after_decode = since + 1, record.draft_len, True
     return found
+
+
+def longest_near(of_mode: Sequence[Gap], began_s: float, count: int = 4) -> list[dict[str, Any]]:
+    """The longest steps near a switch: when they ended, and of how many rows."""
+    near = sorted((gap for gap in of_mode if gap.is_near), key=lambda gap: -gap.seconds)
+    return [
+        {"second": g.done_s - began_s, "ms": 1e3 * g.seconds, "rows": g.num_rows, "draft_len": g.draft_len}
+        for g in near[:count]
+    ]
 
 
 def num_switches(records: Sequence[StepRecord]) -> int:

@@ -158,7 +158,9 @@ class StepGraphs:
     @torch.inference_mode()
     def capture_key(self, key: GraphKey) -> None:
         self._run(key)  # loads kernels and fills caches, which a capture can't
-        self._replays[key] = self._capture.capture(lambda: self._run(key))
+        replay = self._capture.capture(lambda: self._run(key))
+        replay()  # a graph's first launch loads it onto the device: no request should wait for that
+        self._replays[key] = replay
 
     def run(self, slots_cpu: Sequence[int], draft_len: int) -> torch.Tensor | None:
         """packed [R, C + 2], good until the next run; None if no graph covers the step."""
