@@ -19,7 +19,7 @@ class BatchFigures:
     num_early_stopped: int
     steady_state_output_throughput: float | None  # while all decode; None: they never all did
     steady_state_window_s: float | None
-    cache_hit_rate: float | None  # None: no prompt tokens are known
+    cache_hit_rate: float | None  # None: the server does not say
 
 
 def batch_figures(outcomes: Sequence[Outcome], output_len: int) -> BatchFigures:
@@ -30,6 +30,7 @@ def batch_figures(outcomes: Sequence[Outcome], output_len: int) -> BatchFigures:
     first_ended = min(o.started + o.latency for o in outcomes)
     num_in, num_out = sum(o.prompt_len for o in outcomes), sum(o.output_len for o in outcomes)
     window = first_ended - all_begun
+    cached = [o.cached_tokens for o in outcomes if o.cached_tokens is not None]
     return BatchFigures(
         latency=ended - began,
         input_throughput=num_in / (all_begun - began),
@@ -40,7 +41,7 @@ def batch_figures(outcomes: Sequence[Outcome], output_len: int) -> BatchFigures:
         num_early_stopped=sum(o.output_len < output_len for o in outcomes),
         steady_state_output_throughput=_rate(tokens_between(outcomes, all_begun, first_ended), window),
         steady_state_window_s=window if window > 0 else None,
-        cache_hit_rate=sum(o.cached_tokens for o in outcomes) / num_in if num_in else None,
+        cache_hit_rate=sum(cached) / num_in if cached and num_in else None,
     )
 
 

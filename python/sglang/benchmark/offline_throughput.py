@@ -158,6 +158,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         figures = _run(flags, args)
     except (ServerArgsError, DatasetError, StartError) as error:
         exit_with_error(str(error))
+    except KeyboardInterrupt:
+        exit_with_error("interrupted")
     record = asdict(figures)
     print("", title(" Offline Throughput Benchmark Result ", "="), sep="\n")
     print(*(line(label, record[name]) for name, label in _LABELS.items()), "=" * 50, sep="\n")

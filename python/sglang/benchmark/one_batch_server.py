@@ -227,6 +227,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             done = asyncio.run(_run_all(flags, url))
     except (ServerArgsError, DatasetError, ServerProblem) as error:
         exit_with_error(str(error))
+    except KeyboardInterrupt:
+        exit_with_error("interrupted")
     return 0 if done else 1
 
 

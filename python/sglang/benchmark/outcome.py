@@ -16,7 +16,7 @@ class Outcome:
     text: str = ""
     prompt_len: int = 0
     output_len: int = 0
-    cached_tokens: int = 0
+    cached_tokens: int | None = None  # of the prompt; None: the server does not say
     finish: str = ""  # why generation ended, as the server says it
     error: str = ""
 

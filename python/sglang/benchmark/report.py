@@ -68,13 +68,14 @@ def _spread_lines(heading: str, name: str, spread: Spread) -> Iterable[str]:
 
 
 def cache_figures(outcomes: Sequence[Outcome]) -> dict[str, float | int | None]:
-    """``cache_report`` of a JSON line. Where cached tokens lay is not told by this server."""
+    """``cache_report`` of a JSON line. None: the server does not say (where they lay, or anything)."""
     good = [outcome for outcome in outcomes if outcome.success]
-    prompt, cached = sum(o.prompt_len for o in good), sum(o.cached_tokens for o in good)
+    told = [o.cached_tokens for o in good if o.cached_tokens is not None]
+    prompt, cached = sum(o.prompt_len for o in good), sum(told) if told else None
     return {
         "total_prompt_tokens": prompt,
         "total_cached_tokens": cached,
-        "cache_hit_rate_pct": round(cached / prompt * 100, 2) if prompt else 0.0,
+        "cache_hit_rate_pct": round(cached / prompt * 100, 2) if prompt and cached is not None else None,
         "device_cached_tokens": None,
         "host_cached_tokens": None,
         "storage_cached_tokens": None,
@@ -83,11 +84,13 @@ def cache_figures(outcomes: Sequence[Outcome]) -> dict[str, float | int | None]:
 
 
 def cache_lines(figures: dict[str, float | int | None]) -> list[str]:
+    rate = figures["cache_hit_rate_pct"]
+    cached = figures["total_cached_tokens"]
     return [
         title("Cache Hit Details"),
         line("Total prompt tokens", figures["total_prompt_tokens"] or 0),
-        line("Total cached tokens", figures["total_cached_tokens"] or 0),
-        line("Cache hit rate", f"{figures['cache_hit_rate_pct']:.1f}%"),
+        line("Total cached tokens", "not told by the server" if cached is None else cached),
+        line("Cache hit rate", "unknown" if rate is None else f"{rate:.1f}%"),
     ]
 
 

@@ -209,6 +209,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         run = asyncio.run(run_serving(flags))
     except (ServerArgsError, DatasetError, ServerProblem) as error:
         exit_with_error(str(error))
+    except KeyboardInterrupt:
+        exit_with_error("interrupted")
     for text in failure_lines(run.outcomes):
         print(text, file=sys.stderr)
     if not run.summary.completed:

@@ -84,7 +84,7 @@ class NativeReader:
             last["text"] if whole else "".join(self._pieces),
             int(meta.get("prompt_tokens", 0)),
             times.count,
-            int(meta.get("cached_tokens") or 0),
+            meta.get("cached_tokens"),
             str(reason.get("type", "")),
         )
 
@@ -165,7 +165,7 @@ class OpenAIReader:
             "".join(self._pieces),
             int(usage.get("prompt_tokens") or 0),
             int(usage.get("completion_tokens") or times.count),
-            int(details.get("cached_tokens") or 0),
+            details.get("cached_tokens"),
             self._finish,
         )
 

@@ -221,3 +221,13 @@ def test_it_needs_neither_torch_nor_the_server() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
+
+
+def test_a_server_that_does_not_count_cached_tokens(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--backend", "openai-chat", "--cache-report"]
+    record, _ = run(tmp_path, Pace(0.001, usage=False), words)
+    assert record["cache_report"]["total_cached_tokens"] is None
+    assert record["cache_report"]["cache_hit_rate_pct"] is None and record["total_output_tokens"] == 28
+    assert "not told by the server" in capsys.readouterr().out
