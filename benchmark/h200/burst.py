@@ -4,8 +4,8 @@
     python benchmark/h200/burst.py --plot burst.jsonl --picture burst.png
     python benchmark/h200/burst.py --table burst.jsonl
 
-Lone requests, then hundreds at once, then lone ones again, more than once. All modes get the same arrivals and put out the
-same tokens, so what counts is the time in which there was something to do.
+Lone requests, then hundreds at once, then lone ones again, more than once. All modes get the same arrivals
+and put out the same tokens, so what counts is the time in which there was something to do.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmark.h200.burst_stats import by_second, gaps, longest_near, near_switch_ratio, num_switches
 from benchmark.h200.executors import Records
-from benchmark.h200.in_process import InProcess, Mode, StepRecord
+from benchmark.h200.in_process import REAL_TIME, Clock, InProcess, Mode, StepRecord
 from benchmark.h200.open_loop import PromptOf, modes_of, run_trace
 from benchmark.traces import BURST, TraceOptions, arrivals
 from sglang.srt.managers.scheduler_config import SchedulerConfig
@@ -36,10 +35,16 @@ COLOURS = ("#4477aa", "#ee8866", "#228833", "#aa3377", "#bbbbbb", "#ccbb44")
 
 class Burst:
     def __init__(
-        self, executor: Executor, options: TraceOptions, threshold: int, prompt_of: PromptOf, out: Records
+        self,
+        executor: Executor,
+        options: TraceOptions,
+        threshold: int,
+        prompt_of: PromptOf,
+        out: Records,
+        clock: Clock = REAL_TIME,
     ) -> None:
         self._executor, self._options, self._threshold = executor, options, threshold
-        self._prompt_of, self._out = prompt_of, out
+        self._prompt_of, self._out, self._clock = prompt_of, out, clock
 
     def run(self, labels: dict[str, object], cached: bool) -> None:
         """``cached``: prompts may come again, and are then found in the prefix cache, in every mode."""
@@ -48,7 +53,7 @@ class Burst:
             max_running_requests=info.num_slots, chunked_prefill_size=info.default_chunk
         )
         cache = RadixCache(info.page_size) if cached else None
-        engine = InProcess(self._executor, config, cache)
+        engine = InProcess(self._executor, config, cache, self._clock)
         trace = arrivals(BURST, 0, self._options)
         steps: dict[str, list[StepRecord]] = {}
         for mode in ([modes_of(self._threshold)[0]] if cached else []) + modes_of(self._threshold):
@@ -68,9 +73,9 @@ class Burst:
     ) -> list[StepRecord]:
         engine.set_mode(mode)
         engine.executor.label = mode.name
-        began = time.perf_counter()
+        began = self._clock.now()
         run_trace(engine, trace, self._prompt_of)
-        wall = time.perf_counter() - began
+        wall = self._clock.now() - began
         records = list(engine.records)
         engine.records.clear()
         engine.finished.clear()
