@@ -31,8 +31,8 @@ class Second:
     itl_p99: float
     plain_steps: int | None  # None: the server doesn't tell
     spec_steps: int | None
-    draft_len: int | None  # of the last step
     switches: int | None
+    by_drafts: dict[str, int]  # drafts -> steps, where they are counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,8 @@ class Whole:
     spec_steps: int | None
     switches: int | None
     late_s: float
+    by_drafts: dict[str, int]
+    probes: int  # steps that `auto` ran to keep its acceptance fresh
     near_p99: float | None  # waits between a stream's events within 20 steps of a switch
     steady_p99: float | None  # the slower fixed mode's, at as many running requests
     near_count: int
@@ -65,6 +67,32 @@ class Whole:
     def rate(self) -> float:
         """Tokens per second."""
         return self.tokens / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Decode steps between two moments; None where the server doesn't tell."""
+
+    plain: int | None
+    spec: int | None
+    switches: int | None
+    decisions: dict[str, int]  # "drafts:reason" -> steps
+
+    def by_drafts(self) -> dict[str, int]:
+        """Return the steps of each number of drafts; nothing where the server doesn't count them.
+
+        Plain ones that had no choice (they prefilled, too) count as well.
+        """
+        found = {"0": self.plain} if self.plain and self.decisions else {}
+        for name, count in sorted(self.decisions.items()):
+            drafts = name.partition(":")[0]
+            if count and drafts != "0":
+                found[drafts] = found.get(drafts, 0) + count
+        return found
+
+    def probes(self) -> int:
+        """Return the steps that were run for the estimates' sake."""
+        return sum(count for name, count in self.decisions.items() if name.partition(":")[2] == "probe")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +120,12 @@ def seconds_of(column: str, index: int, replay: Replay) -> list[Second]:
     found = []
     for second in range(length):
         running, waiting = _load_at(replay.traces, second + 0.5)
-        steps = _steps_between(replay.states, second, second + 1)
+        steps = steps_between(replay.states, second, second + 1)
         found.append(
             Second(
                 column, index, second, running, waiting, tokens[second],
-                percentile(waits[second], 50), percentile(waits[second], 99), *steps,
+                percentile(waits[second], 50), percentile(waits[second], 99),
+                steps.plain, steps.spec, steps.switches, steps.by_drafts(),
             )
         )  # fmt: skip
     return found
@@ -107,7 +136,7 @@ def whole_of(column: str, mode: str, index: int, replay: Replay, fixed: Mapping[
     latency = latency_of(replay.traces)
     near = near_gaps(replay)
     steady = steady_p99(near, fixed)
-    plain_steps, spec_steps, _, switches = _steps_between(replay.states, -math.inf, math.inf)
+    steps = steps_between(replay.states, -math.inf, math.inf)
     return Whole(
         column=column,
         mode=mode,
@@ -123,9 +152,11 @@ def whole_of(column: str, mode: str, index: int, replay: Replay, fixed: Mapping[
         itl_p99=latency.itl_p99,
         e2e_mean=sum(trace.times[-1] - trace.started for trace in replay.traces) / len(replay.traces),
         most_running=most_at_once(replay.traces),
-        plain_steps=plain_steps,
-        spec_steps=spec_steps,
-        switches=switches,
+        plain_steps=steps.plain,
+        spec_steps=steps.spec,
+        switches=steps.switches,
+        by_drafts=steps.by_drafts(),
+        probes=steps.probes(),
         late_s=replay.late_s,
         near_p99=percentile([gap.seconds for gap in near], 99) if steady is not None else None,
         steady_p99=steady,
@@ -200,18 +231,16 @@ def _load_at(traces: Sequence[StreamTrace], moment: float) -> tuple[int, int]:
     return running, sum(trace.started <= moment < trace.times[0] for trace in traces)
 
 
-def _steps_between(
-    states: Sequence[ServerState], begin: float, end: float
-) -> tuple[int | None, int | None, int | None, int | None]:
-    """Return (plain steps, speculative steps, last draft length, switches) between two moments' samples."""
+def steps_between(states: Sequence[ServerState], begin: float, end: float) -> Steps:
+    """Return the steps between the last samples before two moments."""
     if not states:
-        return None, None, None, None
+        return Steps(None, None, None, {})
     moments = [state.second for state in states]
     before = states[max(0, bisect_right(moments, begin) - 1)]
     after = states[max(0, bisect_right(moments, end) - 1)]
-    return (
+    return Steps(
         after.plain_steps - before.plain_steps,
         after.spec_steps - before.spec_steps,
-        after.draft_len,
         after.switches - before.switches,
+        {name: count - before.decisions.get(name, 0) for name, count in after.decisions.items()},
     )

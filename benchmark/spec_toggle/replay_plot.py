@@ -47,9 +47,12 @@ def draw(seconds: Sequence[Second], title: str, paths: Sequence[Path]) -> None:
             [r.second + 0.5 for r in decoding], [1e3 * r.itl_p99 for r in decoding], color=colours[name]
         )
     load.set_ylabel("requests running\n(dotted: waiting)", fontsize=11)
-    load.legend(frameon=False, fontsize=11, ncols=len(columns))
+    load.legend(frameon=False, fontsize=11, loc="upper left")
     speed.set_ylabel("tokens in\neach second", fontsize=11)
     waits.set_yscale("log")
+    waits.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    waits.yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "25" else "")
+    waits.tick_params(axis="y", which="minor", labelsize=9)
     waits.set_ylabel("ITL p99, ms", fontsize=11)
     _strips(strip, shown, columns)
     load.set_title(title, loc="left", fontsize=13)
@@ -68,21 +71,30 @@ def _strips(axes: Any, seconds: Sequence[Second], columns: Sequence[str]) -> Non
     """Draw a strip a column: how much of each second's steps speculated, and with how many drafts."""
     for row, name in enumerate(columns):
         for second in (s for s in seconds if s.column == name):
-            plain, spec = second.plain_steps or 0, second.spec_steps or 0
-            share = spec / (plain + spec) if plain + spec else 0.0
-            spec_colour = _SPEC_STEPS[min(max(second.draft_len or len(_SPEC_STEPS), 1), len(_SPEC_STEPS)) - 1]
-            span = [(second.second, 1.0)]
-            if not plain + spec:
-                axes.broken_barh(span, (row, 0.8), color=_IDLE, linewidth=0)
-                continue
-            axes.broken_barh(span, (row, 0.8 * share), color=spec_colour, linewidth=0)
-            axes.broken_barh(span, (row + 0.8 * share, 0.8 * (1 - share)), color=_PLAIN_STEP, linewidth=0)
+            base = float(row)
+            for colour, share in _shares(second):
+                axes.broken_barh([(second.second, 1.0)], (base, 0.8 * share), color=colour, linewidth=0)
+                base += 0.8 * share
     axes.set_yticks([row + 0.4 for row in range(len(columns))], columns)
     axes.invert_yaxis()
     axes.set_xlabel(
         "seconds (strips: orange plain steps, blue speculative ones, darker with more drafts; grey: none)",
         fontsize=11,
     )
+
+
+def _shares(second: Second) -> list[tuple[str, float]]:
+    """Return (colour, part of the second's steps) of each number of drafts, the most drafts first."""
+    steps = {int(drafts): count for drafts, count in second.by_drafts.items()}
+    if not steps:  # a server that doesn't count them by drafts
+        steps = {0: second.plain_steps or 0, len(_SPEC_STEPS): second.spec_steps or 0}
+    total = sum(steps.values())
+    if not total:
+        return [(_IDLE, 1.0)]
+    return [
+        (_PLAIN_STEP if drafts == 0 else _SPEC_STEPS[min(drafts, len(_SPEC_STEPS)) - 1], count / total)
+        for drafts, count in sorted(steps.items(), reverse=True)
+    ]
 
 
 def _colours(columns: Sequence[str]) -> dict[str, str]:

@@ -35,7 +35,7 @@ def markdown(header: Mapping[str, Any], wholes: Sequence[Whole]) -> str:
     runs = {name: [whole for whole in wholes if whole.column == name] for name in columns}
     over = " | ".join(f"/ {name}" for name in columns)
     head = ["TTFT p50 / p99, s", "ITL p50 / p99, ms", "request, s", "most running"]
-    head += ["steps plain, speculative", "switches", "p99 near a switch / steady"]
+    head += ["steps by drafts", "probes", "switches", "p99 near a switch / steady"]
     lines = [
         *(f"- {name}: {value}" for name, value in header.items()),
         "",
@@ -64,13 +64,23 @@ def _over(tops: Sequence[Whole], bottoms: Sequence[Whole]) -> Estimate:
 def _cells(runs: Sequence[Whole]) -> list[str]:
     return [
         f"{_mean([r.ttft_p50 for r in runs]):.3g} / {_mean([r.ttft_p99 for r in runs]):.3g}",
-        f"{1e3 * _mean([r.itl_p50 for r in runs]):.3g} / {1e3 * _mean([r.itl_p99 for r in runs]):.3g}",
+        f"{1e3 * _mean([r.itl_p50 for r in runs]):.1f} / {1e3 * _mean([r.itl_p99 for r in runs]):.1f}",
         f"{_mean([r.e2e_mean for r in runs]):.3g}",
         str(max(r.most_running for r in runs)),
-        f"{_sum([r.plain_steps for r in runs])}, {_sum([r.spec_steps for r in runs])}",
+        _steps(runs),
+        str(sum(r.probes for r in runs)),
         _sum([r.switches for r in runs]),
         _near(runs),
     ]
+
+
+def _steps(runs: Sequence[Whole]) -> str:
+    """Return the steps of each number of drafts; plain and speculative ones where only these are told."""
+    drafts = sorted({int(name) for run in runs for name in run.by_drafts})
+    if any(drafts):
+        return ", ".join(f"{k}: {sum(run.by_drafts.get(str(k), 0) for run in runs)}" for k in drafts)
+    plain, spec = _sum([run.plain_steps for run in runs]), _sum([run.spec_steps for run in runs])
+    return f"plain {plain}, speculative {spec}"
 
 
 def _near(runs: Sequence[Whole]) -> str:

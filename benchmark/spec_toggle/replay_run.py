@@ -27,8 +27,8 @@ class ServerState:
     second: float  # since the replay began
     plain_steps: int  # decode steps so far
     spec_steps: int
-    draft_len: int  # of the last one
     switches: int  # changes of mode so far
+    decisions: dict[str, int]  # "drafts:reason" -> steps so far; {} where they aren't counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +140,8 @@ async def _state(http: httpx.AsyncClient, target: Target, begun: float) -> list[
             second=time.perf_counter() - begun,
             plain_steps=int(steps.get("plain", 0)),
             spec_steps=int(steps.get("spec", 0)),
-            draft_len=int(state.get("spec_draft_len") or 0),
             switches=int(state.get("spec_switches") or 0),
+            decisions=dict(state.get("spec_decisions") or {}),
         )
     ]
 

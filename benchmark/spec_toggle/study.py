@@ -198,8 +198,8 @@ def describe(arguments: Namespace, shown: Sequence[Column], work: StudyWork) -> 
         "client's machine": f"{machine}, torch {version('torch')}",
         "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "servers": ", ".join(urls) + (", started afresh for each round" if not arguments.base_url else ""),
-        "work": f"at most {arguments.rounds} rounds within {arguments.minutes:g} minutes (each point at least"
-        f" twice); temperature {arguments.temperature:g}; {arguments.num_prompts} prompts of a domain in a"
+        "work": f"at most {arguments.rounds} rounds, more than two only within {arguments.minutes:g} minutes;"
+        f" temperature {arguments.temperature:g}; {arguments.num_prompts} prompts of a domain in a"
         f" round ({', '.join(arguments.datasets)}), {cache}",
         "tokens of each stream, by streams": tokens,
         "speculation": f"toggle threshold {threshold_of(arguments)}; {drafts} drafts",

@@ -33,6 +33,7 @@ class Point:
     itl_p99: float
     at_once: int
     accept_length: float | None
+    drafts: float | None  # of a speculative step
     spec_share: float | None
 
 
@@ -45,6 +46,7 @@ class Crossing:
     streams: float | None
     low: float | None  # of the ratios' lower ends: the earliest it may be
     high: float | None
+    has_interval: bool  # every point has several runs
     last: int  # most streams measured
 
 
@@ -89,7 +91,8 @@ def crossings(points: Sequence[Point], decode: bool = False) -> list[Crossing]:
                 crossover(streams, [pick(ratio) for _, ratio in row])
                 for pick in (lambda r: r.value, lambda r: r.low, lambda r: r.high)
             )
-            found.append(Crossing(domain, column, at, low, high, streams[-1]))
+            is_sure = all(ratio.low > 0 for _, ratio in row)
+            found.append(Crossing(domain, column, at, low, high, is_sure, streams[-1]))
     return found
 
 
@@ -144,6 +147,7 @@ def _point(runs: Sequence[StudyRecord], base: Sequence[StudyRecord]) -> Point:
     decode = [record.decode_rate for record in runs if record.decode_rate > 0]
     is_base = bool(base) and base[0].column == first.column
     steps = sum(record.spec_steps for record in runs)
+    drafts = [record.spec_drafts for record in runs]
     shares = [record.spec_share for record in runs]
     return Point(
         domain=first.domain,
@@ -162,6 +166,7 @@ def _point(runs: Sequence[StudyRecord], base: Sequence[StudyRecord]) -> Point:
         itl_p99=_mean([record.itl_p99 for record in runs]),
         at_once=min(record.at_once for record in runs),
         accept_length=sum(record.spec_tokens for record in runs) / steps if steps else None,
+        drafts=sum(count for count in drafts if count) / steps if steps and None not in drafts else None,
         spec_share=_mean([share for share in shares if share is not None]) if None not in shares else None,
     )
 

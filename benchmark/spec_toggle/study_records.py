@@ -38,6 +38,7 @@ class StudyRecord:
     at_once: int  # most requests between their first and last token at one moment
     spec_tokens: float  # emitted by speculative steps
     spec_steps: int  # speculative steps, one a request a step
+    spec_drafts: int | None  # that they verified; None: not told
     steps_plain: int | None  # decode steps of each mode, one a request a step; None: not told
     steps_spec: int | None
     prompt_ids: tuple[str, ...]
@@ -90,8 +91,9 @@ def record_of(place: Place, waves: Sequence[Sequence[StreamTrace]], prompt_ids: 
         at_once=max(most_at_once(wave) for wave in waves),
         spec_tokens=spec.tokens,
         spec_steps=spec.steps,
-        steps_plain=_steps(traces, "decode_steps_plain"),
-        steps_spec=_steps(traces, "decode_steps_spec"),
+        spec_drafts=_sum_of(traces, "spec_num_proposed_drafts") if spec.steps else 0,
+        steps_plain=_sum_of(traces, "decode_steps_plain"),
+        steps_spec=_sum_of(traces, "decode_steps_spec"),
         prompt_ids=tuple(prompt_ids),
         text_hashes=tuple(digest(trace) for trace in traces),
     )
@@ -113,8 +115,10 @@ def read_study(paths: Sequence[Path]) -> tuple[dict[str, Any], list[StudyRecord]
     return headers, records
 
 
-def _steps(traces: Sequence[StreamTrace], name: str) -> int | None:
-    told = [trace.meta.get(name) for trace in traces]
+def _sum_of(traces: Sequence[StreamTrace], name: str) -> int | None:
+    """Return a count of all requests; None where a request that should tell it doesn't."""
+    is_spec = name.startswith("spec_")  # a request without a speculative step tells none of these
+    told = [trace.meta.get(name) for trace in traces if not is_spec or trace.meta.get("spec_verify_ct")]
     return None if None in told else sum(int(count or 0) for count in told)
 
 

@@ -59,8 +59,8 @@ def domain_table(points: Sequence[Point], base: str) -> str:
         " round by round)",
         "",
         "| streams | | tok/s total | Δ | tok/s decode | Δ | tok/s a request | TTFT p50 / p99, ms "
-        "| ITL p50, ms | ITL p99, ms | accept length | speculative steps | at once |",
-        "|-|-|-|-|-|-|-|-|-|-|-|-|-|",
+        "| ITL p50, ms | ITL p99, ms | accept length | drafts | speculative steps | at once |",
+        "|-|-|-|-|-|-|-|-|-|-|-|-|-|-|",
     ]
     lines += [f"| {' | '.join(_cells(point))} |" for point in points]
     return "\n".join(lines)
@@ -106,6 +106,8 @@ def _crossing(crossing: Crossing, base: str) -> str:
         where = f"{crossing.column} is faster than {base} at every point (up to {crossing.last} streams)"
     else:
         where = f"{base} is faster than {crossing.column} from about {crossing.streams:.3g} streams on"
+    if not crossing.has_interval:
+        return where
     ends = ["beyond all" if end is None else f"{end:.3g}" for end in (crossing.low, crossing.high)]
     return f"{where} [{ends[0]}, {ends[1]}]"
 
@@ -118,11 +120,12 @@ def _cells(point: Point) -> list[str]:
         _delta(point.over_base),
         "–" if point.decode is None else _rate(point.decode),
         _delta(point.decode_over_base),
-        f"{point.stream_rate:.3g}",
-        f"{1e3 * point.ttft_p50:.3g} / {1e3 * point.ttft_p99:.3g}",
-        f"{1e3 * point.itl_p50:.3g}",
-        f"{1e3 * point.itl_p99:.3g}",
+        _figure(point.stream_rate),
+        f"{_ms(point.ttft_p50)} / {_ms(point.ttft_p99)}",
+        _ms(point.itl_p50),
+        _ms(point.itl_p99),
         "–" if point.accept_length is None else f"{point.accept_length:.2f}",
+        "–" if point.drafts is None else f"{point.drafts:.2f}",
         "–" if point.spec_share is None else f"{100 * point.spec_share:.0f} %",
         str(point.at_once),
     ]
@@ -135,6 +138,11 @@ def _short(point: Point) -> str:
 
 def _figure(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def _ms(seconds: float) -> str:
+    """Return milliseconds: whole ones from 100 on, three digits below."""
+    return f"{1e3 * seconds:.0f}" if seconds >= 0.1 else f"{1e3 * seconds:.3g}"
 
 
 def _rate(estimate: Estimate) -> str:

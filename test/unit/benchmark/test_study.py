@@ -18,7 +18,7 @@ from benchmark.spec_toggle import replay, servers, study
 from benchmark.spec_toggle.client import StreamTrace
 from benchmark.spec_toggle.columns import mode_change
 from benchmark.spec_toggle.latency import event_gaps, most_at_once, stream_rate, token_gaps
-from benchmark.spec_toggle.replay_figures import near_gaps, seconds_of, switch_windows, whole_of
+from benchmark.spec_toggle.replay_figures import Steps, near_gaps, seconds_of, switch_windows, whole_of
 from benchmark.spec_toggle.replay_run import Replay, ServerState
 from benchmark.spec_toggle.servers import Server, running_server, wait_until_healthy
 from benchmark.spec_toggle.stats import crossover, few_estimate, few_ratio, student_95
@@ -201,7 +201,7 @@ def test_requests_that_touch_were_there_together() -> None:
 
 def test_steps_near_a_switch_are_told_from_the_streams() -> None:
     """40 ms steps, 20 ms in plain mode; the switch at 2 s costs nothing or a wait of 200 ms."""
-    states = tuple(ServerState(0.5 * i, 10 * i, 0, 0, int(i > 4)) for i in range(9))
+    states = tuple(ServerState(0.5 * i, 10 * i, 0, int(i > 4), {"3:cost": i}) for i in range(9))
     fast, slow = _steady(0.02), _steady(0.04)
     assert switch_windows(slow := Replay(slow.traces, states, (), 0.0)) == [(2.0, pytest.approx(3.5))]
     assert all(2.0 <= gap.begin <= 3.5 for gap in near_gaps(slow))
@@ -209,7 +209,9 @@ def test_steps_near_a_switch_are_told_from_the_streams() -> None:
     whole = whole_of("auto", "auto", 0, slow, fixed)
     assert whole.steady_p99 == pytest.approx(0.04)
     assert whole.near_p99 == pytest.approx(0.04)
-    assert (whole.plain_steps, whole.switches) == (80, 1)
+    assert (whole.plain_steps, whole.switches, whole.by_drafts) == (80, 1, {"0": 80, "3": 8})
+    counts = {"0:probe": 1, "3:probe": 2, "3:cost": 4, "1:memory": 0}
+    assert (Steps(9, 6, 1, counts).by_drafts(), Steps(9, 6, 1, counts).probes()) == ({"0": 9, "3": 6}, 3)
     stalled = Replay(_steady(0.04, stall_at=2.2).traces, states, (), 0.0)
     assert whole_of("auto", "auto", 0, stalled, fixed).near_p99 == pytest.approx(0.2, rel=0.3)
     assert whole_of("auto", "auto", 0, slow, {"plain": fast}).steady_p99 is None
