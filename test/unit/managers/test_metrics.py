@@ -191,7 +191,7 @@ def test_log_lines(caplog: pytest.LogCaptureFixture) -> None:
     harness.run()
     lines = [record.getMessage() for record in caplog.records]
     assert lines[0].startswith(
-        "Prefill batch, #new-seq: 1, #new-token: 4, #cached-token: 0, token usage: 0.0"
+        "Prefill batch, #new-seq: 1, #new-token: 4, #cached-token: 0, token usage: 0.1"
     )
     assert "#running-req: 1, mode: spec(k=3), #token: " in lines[1]
     assert "accept len: 2.00, accept rate: 0.33, gen throughput (token/s): " in lines[1]

@@ -124,7 +124,7 @@ class PrefillPlanner:
         request.pages = list(match.pages)
         request.num_cache_pages = len(match.pages)
         cached_len = len(match.pages) * page_size
-        request.kv_allocated_len = request.kv_committed_len = cached_len
+        request.kv_allocated_len = request.kv_committed_len = request.kv_len_bound = cached_len
         if request.counters.num_retractions == 0:
             request.counters.cached_tokens = cached_len
         if match.pages:

@@ -45,19 +45,31 @@ class Committer:
         plan = step.plan
         assert result.step_id == plan.step_id and len(result.tokens) == plan.num_rows == len(result.faults)
         self._stats.step_committed(now, result.device_time_s, result.used_graph)
-        tally = DecodeTally(plan.draft_len)
-        for row, request in enumerate(step.decode_requests):
-            assert result.tokens[row] or result.faults[row], "a decode row chose nothing"
-            if self._take_row(request, plan.step_id):
-                self._commit_decode(request, result.tokens[row], plan.draft_len, tally, now)
-                self._end_if_faulty(request, result.faults[row])
+        tally = DecodeTally(plan.draft_len, self._spec)
+        # Faults and tokens are the rows': the decode requests' come first.
+        for request, tokens, fault in zip(step.decode_requests, result.tokens, result.faults, strict=False):
+            assert tokens or fault, "a decode row chose nothing"
+            request.num_in_flight -= 1
+            request.num_choosing -= 1
+            if request.finish is not None:
+                self._ended_before(request)
+                continue
+            if tokens:  # else a fault at once
+                self._commit_decode(request, tokens, plan.draft_len, tally)
+            if fault:
+                self._end_at_fault(request)
         num_prefilled = 0
         for row, chunk in enumerate(plan.prefill, start=len(plan.decode_slots)):
             request = step.prefill_requests[row - len(plan.decode_slots)]
-            if self._take_row(request, plan.step_id):
-                self._commit_chunk(request, chunk, result.tokens[row], now)
-                self._end_if_faulty(request, result.faults[row])
-                num_prefilled += len(chunk.token_ids)
+            request.num_in_flight -= 1
+            request.num_choosing -= chunk.is_last
+            if request.finish is not None:
+                self._ended_before(request)
+                continue
+            self._commit_chunk(request, chunk, result.tokens[row], now)
+            if result.faults[row]:
+                self._end_at_fault(request)
+            num_prefilled += len(chunk.token_ids)
         if plan.kind is StepKind.DECODE and step.decision is not None:
             self._settings.observe(
                 CommittedStep(
@@ -70,41 +82,33 @@ class Committer:
             )
         self._report(step, tally, num_prefilled)
 
-    def _take_row(self, request: Request, step_id: int) -> bool:
-        """Whether the row's tokens mean anything to the request."""
-        row = request.in_flight.popleft()
-        assert row.step_id == step_id, "steps are committed in order"
-        if request.finish is not None:  # ended while this step was on its way
-            if not request.in_flight:
-                self._releaser.give_back(request)
-            return False
-        return True
+    def _ended_before(self, request: Request) -> None:
+        """It ended while this step was on its way: what the row chose means nothing."""
+        if not request.num_in_flight:
+            self._releaser.give_back(request)
 
-    def _end_if_faulty(self, request: Request, fault: bool) -> None:
+    def _end_at_fault(self, request: Request) -> None:
         """The tokens before the fault stand: in another mode they might have been a step of their own."""
-        if fault and request.finish is None:
+        if request.finish is None:
             message = "the model's output was not finite (NaN or infinity) for this request"
             self._finisher.finish(request, abort_reason(message, INTERNAL_ERROR), keep_prefix=False)
 
     def _commit_decode(
-        self, request: Request, tokens: tuple[int, ...], draft_len: int, tally: DecodeTally, now: float
+        self, request: Request, tokens: tuple[int, ...], draft_len: int, tally: DecodeTally
     ) -> None:
-        if not tokens:  # a fault at once
-            return
-        assert len(tokens) <= request.max_accepted(draft_len) + 1, f"{len(tokens)} tokens, {draft_len} drafts"
+        rejected = request.max_accepted(draft_len) + 1 - len(tokens)
+        assert rejected >= 0, f"{len(tokens)} tokens, {draft_len} drafts"
         request.kv_committed_len += len(tokens)
+        request.kv_len_bound -= rejected
         hit = self._stops.check(request, tokens)
         num_kept = hit.num_kept if hit else len(tokens)
-        if draft_len and self._spec is not None:
-            cap = request.draft_cap
-            num_nodes = self._spec.num_nodes(draft_len)
-            num_proposed = num_nodes - 1 if cap is None else min(cap, num_nodes - 1)
+        if draft_len:
+            num_proposed = tally.add(request, num_kept, len(tokens) - 1)
             request.counters.count_speculative(num_kept, len(tokens) - 1, num_proposed)
-            tally.add(request, num_kept, len(tokens) - 1, num_proposed)
         else:
             request.counters.decode_steps_plain += 1
             tally.add_plain(num_kept)
-        self._append(request, tokens[:num_kept], now)
+        request.ids += tokens[:num_kept]
         if hit is not None:
             self._finisher.finish(request, hit.finish, hit.stop_trim)
         else:
@@ -119,17 +123,14 @@ class Committer:
             return
         assert chunk.is_last and len(tokens) == 1, "only the last chunk chooses a token"
         hit = self._stops.check(request, tokens)
-        self._append(request, tokens, now)
+        if request.counters.first_token_ts is None:
+            request.counters.first_token_ts = now
+        request.ids += tokens
         if hit is not None:
             self._finisher.finish(request, hit.finish, hit.stop_trim)
             return
         self._releaser.share_prefix(request)
         self._outputs.offer(request)
-
-    def _append(self, request: Request, tokens: tuple[int, ...], now: float) -> None:
-        if request.counters.first_token_ts is None:
-            request.counters.first_token_ts = now
-        request.ids.extend(tokens)
 
     def _report(self, step: PlannedStep, tally: DecodeTally, num_prefilled: int) -> None:
         load = self.load()

@@ -15,6 +15,16 @@ from sglang.srt.model_executor.step_plan import PageWrite, SpecShape
 from sglang.srt.speculative.auto import AutoInput
 from sglang.srt.speculative.toggle import Decision
 
+SPARE_TOKENS = 32
+"""Places a row gets at a time beyond those of the step: page by page, adding them took a third of the host's
+time of a step."""
+
+SPARE_SHARE = 8
+"""Only while that is at most this part of the pages that can be had."""
+
+ShortRows = list[tuple[Request, int]]
+"""Rows to which a step may have to add pages, with the bounds of their lengths."""
+
 
 class Blocked(StrEnum):
     """Why there is no plan."""
@@ -62,11 +72,12 @@ class DecodePlanner:
     def plan(self, step_in_flight: bool) -> DecodeWork | Blocked:
         blocked = Blocked.NOTHING_TO_RUN
         while rows := self._rows():
-            bounds = tuple(request.kv_len_bound for request in rows)
-            plain = self._needs(rows, bounds, 0)
+            bounds = [request.kv_len_bound for request in rows]
+            short = self._short(rows, bounds)
+            plain = self._needs(short, 0)
             if plain.plain <= self._budget.num_available:
                 self._budget.make_room(plain.plain)
-                return self._fill(rows, bounds, self._decide(rows, bounds))
+                return self._fill(rows, bounds, short, self._decide(rows, bounds, short))
             if step_in_flight:
                 return Blocked.COMMIT_FIRST
             self._retractor.retract_one()
@@ -76,26 +87,38 @@ class DecodePlanner:
     def plan_mixed(self) -> DecodeWork | None:
         """Rows to run beside prefill chunks; none if they do not fit (then prefill runs alone)."""
         rows = self._rows()
-        bounds = tuple(request.kv_len_bound for request in rows)
-        if not rows or self._needs(rows, bounds, 0).plain > self._budget.num_available:
+        bounds = [request.kv_len_bound for request in rows]
+        short = self._short(rows, bounds)
+        if not rows or self._needs(short, 0).plain > self._budget.num_available:
             return None
-        return self._fill(rows, bounds, None)
+        return self._fill(rows, bounds, short, None)
 
     def _rows(self) -> list[Request]:
-        return [request for request in self._table.decoding.values() if not request.surely_finishes]
+        """Not those that the steps in flight bring to their length limit, whatever they accept."""
+        decoding = self._table.decoding.values()
+        return [request for request in decoding if len(request.ids) + request.num_choosing < request.max_ids]
 
-    def _needs(self, rows: list[Request], bounds: tuple[int, ...], draft_len: int) -> PageNeeds:
+    def _short(self, rows: list[Request], bounds: list[int]) -> ShortRows:
+        """The rows whose pages end before the longest step would: a few of them, in most steps."""
+        reach = self._reach[-1]
+        return [
+            (request, bound)
+            for request, bound in zip(rows, bounds, strict=True)
+            if bound + reach > request.kv_allocated_len
+        ]
+
+    def _needs(self, short: ShortRows, draft_len: int) -> PageNeeds:
         plain = soon = spec = 0
-        ahead = self._reach[draft_len]
-        for request, bound in zip(rows, bounds, strict=True):
-            if bound + ahead <= request.kv_allocated_len:
+        reach, missing = self._reach[draft_len], self._budget.missing
+        for request, bound in short:
+            if bound + reach <= request.kv_allocated_len:
                 continue
-            plain += self._budget.missing(request, bound + 1)
-            spec += self._budget.missing(request, bound + ahead)
-            soon += self._budget.missing(request, max(bound + 1, min(bound + ahead, request.final_kv_len)))
+            plain += missing(request, bound + 1)
+            spec += missing(request, bound + reach)
+            soon += missing(request, max(bound + 1, min(bound + reach, request.final_kv_len)))
         return PageNeeds(plain=plain, soon=soon, spec=spec)
 
-    def _decide(self, rows: list[Request], bounds: tuple[int, ...]) -> Decision:
+    def _decide(self, rows: list[Request], bounds: list[int], short: ShortRows) -> Decision:
         prepared = self._settings.prepared_lens(len(rows))
         state = AutoInput(
             num_decoding=len(rows),
@@ -103,18 +126,16 @@ class DecodePlanner:
             kv_tokens=sum(bounds),
             num_steps=self._num_steps,
             prepared_lens=prepared,
-            fitting_lens=self._fitting(rows, bounds, prepared),
+            fitting_lens=self._fitting(short, prepared) if short else prepared,
         )
         decision = self._settings.decide(state)
         assert decision.draft_len in (0, *state.fitting_lens), f"the policy chose {decision} for {state}"
         return decision
 
-    def _fitting(
-        self, rows: list[Request], bounds: tuple[int, ...], prepared: tuple[int, ...]
-    ) -> tuple[int, ...]:
+    def _fitting(self, short: ShortRows, prepared: tuple[int, ...]) -> tuple[int, ...]:
         """The draft lengths whose pages are there: shorter drafts never need more."""
         for count in range(len(prepared), 0, -1):
-            if self._spec_fits(self._needs(rows, bounds, prepared[count - 1])):
+            if self._spec_fits(self._needs(short, prepared[count - 1])):
                 return prepared[:count]
         return ()
 
@@ -125,22 +146,38 @@ class DecodePlanner:
         left_free = max(0, self._budget.num_free - needs.soon)
         return needs.soon <= self._budget.num_available and only_drafts <= left_free
 
-    def _fill(self, rows: list[Request], bounds: tuple[int, ...], decision: Decision | None) -> DecodeWork:
+    def _fill(
+        self, rows: list[Request], bounds: list[int], short: ShortRows, decision: Decision | None
+    ) -> DecodeWork:
         draft_len = decision.draft_len if decision else 0
-        ahead, needs = self._reach[draft_len], self._needs(rows, bounds, draft_len)
-        self._budget.make_room(needs.soon if draft_len else needs.plain)  # not for what drafts add
-        added = [
-            self._budget.extend(request, bound + ahead) for request, bound in zip(rows, bounds, strict=True)
-        ]
         return DecodeWork(
             requests=tuple(rows),
-            len_bounds=bounds,
-            page_writes=tuple(write for write in added if write is not None),
+            len_bounds=tuple(bounds),
+            page_writes=self._add_pages(short, draft_len) if short else (),
             draft_len=draft_len,
             decision=decision,
         )
 
+    def _add_pages(self, short: ShortRows, draft_len: int) -> tuple[PageWrite, ...]:
+        """What the step needs, and more that its rows are going to fill, so that the next steps add nothing.
+
+        Old prefixes may be evicted for what plain decoding fills too, but not for what only drafts touch.
+        """
+        reach, needs, budget = self._reach[draft_len], self._needs(short, draft_len), self._budget
+        wanted = [(r, bound + reach) for r, bound in short if bound + reach > r.kv_allocated_len]
+        count = needs.soon if draft_len else needs.plain
+        if needs.spec == needs.soon:
+            ample = [(r, max(kv_len, min(kv_len + SPARE_TOKENS, r.final_kv_len))) for r, kv_len in wanted]
+            ample_count = sum(budget.missing(request, kv_len) for request, kv_len in ample)
+            if ample_count * SPARE_SHARE <= budget.num_available:
+                wanted, count = ample, ample_count
+        budget.make_room(count)
+        added = [budget.extend(request, kv_len) for request, kv_len in wanted]
+        return tuple(write for write in added if write is not None)
+
 
 def _class_counts(rows: list[Request]) -> tuple[tuple[str, int], ...]:
     """Rows of each class; those that accept no draft are in none."""
-    return tuple(Counter(request.draft_class for request in rows if request.draft_class).items())
+    counts = Counter([request.draft_class for request in rows])
+    del counts[""]
+    return tuple(counts.items())

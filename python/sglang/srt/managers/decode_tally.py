@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from sglang.srt.managers.metrics import DecodeReport
 from sglang.srt.managers.request import Request
+from sglang.srt.model_executor.step_plan import SpecShape
 from sglang.srt.speculative.controller import ClassTally
 
 
 class DecodeTally:
-    def __init__(self, draft_len: int) -> None:
+    def __init__(self, draft_len: int, spec: SpecShape | None) -> None:
         self.draft_len = draft_len
+        self._num_drafts = spec.num_nodes(draft_len) - 1 if spec else 0  # in a row's chain or tree
         self.num_rows = 0
         self._num_tokens = 0
         self._num_correct = 0
@@ -21,7 +23,10 @@ class DecodeTally:
         self.num_rows += 1
         self._num_tokens += num_kept
 
-    def add(self, request: Request, num_kept: int, num_correct: int, num_proposed: int) -> None:
+    def add(self, request: Request, num_kept: int, num_correct: int) -> int:
+        """Drafts that the row could accept are returned."""
+        cap = request.sampling.draft_cap
+        num_proposed = self._num_drafts if cap is None else min(cap, self._num_drafts)
         self.num_rows += 1
         self._num_tokens += num_kept
         self._num_correct += num_correct
@@ -31,6 +36,7 @@ class DecodeTally:
             found = (request.max_accepted(self.draft_len), [0] * (self.draft_len + 1))
             self._classes[request.draft_class] = found
         found[1][num_correct] += 1
+        return num_proposed
 
     def report(self) -> DecodeReport:
         proposed, correct = [0] * self.draft_len, [0] * self.draft_len

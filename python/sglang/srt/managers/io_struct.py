@@ -1,4 +1,6 @@
 """Messages between the processes. msgspec structs, tagged by class name; no pickle.
+Those made for every row of every step are no business of the garbage collector (``gc=False``): they are
+parts of no cycle.
 
     TokenizerManager ──► Scheduler ──► Detokenizer ──► TokenizerManager
            ▲───────── ControlReply ───────┘
@@ -67,7 +69,7 @@ class FinishReason(msgspec.Struct, frozen=True, omit_defaults=True):
     err_type: str | None = None
 
 
-class RequestStats(msgspec.Struct, frozen=True):
+class RequestStats(msgspec.Struct, frozen=True, gc=False):
     """Figures of one request so far; goes into ``meta_info``."""
 
     prompt_tokens: int
@@ -84,7 +86,7 @@ class RequestStats(msgspec.Struct, frozen=True):
     first_token_ts: float | None = None  # time.time()
 
 
-class TokenOutput(msgspec.Struct, frozen=True):
+class TokenOutput(msgspec.Struct, frozen=True, gc=False):
     """New ids of one request since its last output (all of them at once if it does not stream)."""
 
     rid: str
@@ -103,7 +105,7 @@ class TokenBatch(Message, frozen=True):
     outputs: list[TokenOutput]
 
 
-class TextOutput(msgspec.Struct, frozen=True):
+class TextOutput(msgspec.Struct, frozen=True, gc=False):
     rid: str
     new_text: str  # text that became certain with these ids; may be empty
     new_ids: list[int]

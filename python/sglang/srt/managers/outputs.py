@@ -16,7 +16,8 @@ class OutputQueue:
 
     def offer(self, request: Request) -> None:
         """The request has new ids or has finished; queue them if it is time to."""
-        if not self._is_due(request):
+        num_outputs = len(request.ids) - request.prompt_len
+        if request.finish is None and not self._is_due(request, num_outputs - request.num_emitted):
             return
         params = request.params
         self._outputs.append(
@@ -31,12 +32,9 @@ class OutputQueue:
                 stop=() if params.no_stop_trim else params.stop,
             )
         )
-        request.num_emitted = request.num_outputs
+        request.num_emitted = num_outputs
 
-    def _is_due(self, request: Request) -> bool:
-        if request.finish is not None:
-            return True
-        num_new = request.num_outputs - request.num_emitted
+    def _is_due(self, request: Request, num_new: int) -> bool:
         if not request.stream or num_new == 0:
             return False
         # The first token never waits for an interval.

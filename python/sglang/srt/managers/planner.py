@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from sglang.srt.configs.speculative_args import Threshold
 from sglang.srt.managers.admission import PrefillPlanner, PrefillWork
 from sglang.srt.managers.decode_planner import Blocked, DecodePlanner, DecodeWork
-from sglang.srt.managers.request import Request, RowInFlight
+from sglang.srt.managers.request import Request
 from sglang.srt.managers.request_table import RequestTable
 from sglang.srt.managers.scheduler_config import SchedulerConfig
 from sglang.srt.managers.toggle_settings import ToggleSettings
@@ -87,11 +87,13 @@ class Planner:
 
     def _note_rows(self, plan: StepPlan, decode: DecodeWork, prefill: PrefillWork) -> None:
         for request in decode.requests:
-            growth = request.max_accepted(plan.draft_len) + 1
-            request.in_flight.append(RowInFlight(plan.step_id, growth, chooses=True))
+            request.num_in_flight += 1
+            request.num_choosing += 1
+            request.kv_len_bound += request.max_accepted(plan.draft_len) + 1
         for request, chunk in zip(prefill.requests, prefill.chunks, strict=True):
-            row = RowInFlight(plan.step_id, len(chunk.token_ids), chooses=chunk.is_last)
-            request.in_flight.append(row)
+            request.num_in_flight += 1
+            request.num_choosing += chunk.is_last
+            request.kv_len_bound += len(chunk.token_ids)
             if chunk.is_last:
                 self._table.begin_decoding(request)
 

@@ -74,6 +74,8 @@ class PrometheusSink:
         self._registry = registry
         self._gauges: dict[str, Gauge] = {}
         self._counters: dict[str, Counter] = {}
+        self._gauge_samples: dict[str, Gauge] = {}
+        self._counter_samples: dict[tuple[str, ...], Counter] = {}  # by name and further labels' values
         self._num_retracted = 0
         self._make(GAUGES, COUNTERS)
 
@@ -87,10 +89,17 @@ class PrometheusSink:
             self._counters[name] = Counter(f"sglang:{name}", text, [*names, *extra], registry=self._registry)
 
     def _set(self, name: str, value: float) -> None:
-        self._gauges[name].labels(**self._labels).set(value)
+        sample = self._gauge_samples.get(name)
+        if sample is None:  # looking a sample up by its labels takes longer than setting it
+            sample = self._gauge_samples[name] = self._gauges[name].labels(**self._labels)
+        sample.set(value)
 
     def _count(self, name: str, value: float, **extra: str) -> None:
-        self._counters[name].labels(**self._labels, **extra).inc(value)
+        key = (name, *extra.values())
+        sample = self._counter_samples.get(key)
+        if sample is None:
+            sample = self._counter_samples[key] = self._counters[name].labels(**self._labels, **extra)
+        sample.inc(value)
 
     def constants(self, constants: EngineConstants) -> None:
         self._set("max_total_num_tokens", constants.token_capacity)

@@ -45,18 +45,18 @@ class Releaser:
             return
         if keep_prefix:
             self.share_prefix(request)
-        if not request.in_flight:
+        if not request.num_in_flight:
             self.give_back(request)
 
     def give_back(self, request: Request) -> None:
         """No step in flight refers to the request any more."""
-        assert not request.in_flight and request.slot and request.cache_handle is not None
+        assert not request.num_in_flight and request.slot and request.cache_handle is not None
         self._budget.free(request.pages[request.num_cache_pages :])
         self._budget.free(request.duplicate_pages)
         self._cache.unlock(request.cache_handle)
         self._slots.free(request.slot)
         request.slot = 0
         request.pages, request.duplicate_pages = [], []
-        request.kv_allocated_len = request.kv_committed_len = 0
+        request.kv_allocated_len = request.kv_committed_len = request.kv_len_bound = 0
         request.num_cache_pages = 0
         request.cache_handle = None

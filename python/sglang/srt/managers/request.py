@@ -7,10 +7,8 @@ to have filled), ``kv_len_bound`` (what the steps in flight may make of it) and
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
 
 import numpy as np
 
@@ -24,14 +22,6 @@ class RequestState(StrEnum):
     PREFILL = "prefill"  # admitted; some known ids are not in a planned chunk yet
     DECODE = "decode"  # its last chunk has been planned
     FINISHED = "finished"  # answered; slot and pages may still wait for a step in flight
-
-
-class RowInFlight(NamedTuple):
-    """A launched step that has a row of this request (made for every row of every step)."""
-
-    step_id: int
-    max_growth: int  # committed length grows by at most this
-    chooses: bool  # at least one token comes out of it
 
 
 @dataclass(slots=True)
@@ -52,7 +42,8 @@ class RequestCounters:
         self.spec_num_correct_drafts += num_correct
         self.spec_num_proposed_drafts += num_proposed
         histogram = self.spec_correct_drafts_histogram
-        histogram.extend([0] * (num_correct + 1 - len(histogram)))
+        if num_correct >= len(histogram):
+            histogram.extend([0] * (num_correct + 1 - len(histogram)))
         histogram[num_correct] += 1
 
 
@@ -63,8 +54,8 @@ class Request:
         "rid", "params", "stream", "arrival", "prompt_len", "max_new_tokens", "sampling", "stop_ids",
         "draft_class",
         "state", "slot", "prefill_len", "pages", "kv_allocated_len", "cache_handle", "num_cache_pages",
-        "duplicate_pages", "match_keys", "in_flight", "ids", "kv_committed_len", "counters", "finish",
-        "stop_trim", "num_emitted",
+        "duplicate_pages", "match_keys", "num_in_flight", "num_choosing", "kv_len_bound", "ids",
+        "kv_committed_len", "counters", "finish", "stop_trim", "num_emitted", "max_ids",
     )  # fmt: skip
 
     def __init__(
@@ -83,6 +74,7 @@ class Request:
         self.arrival = arrival  # order of arrival
         self.prompt_len = len(message.input_ids)
         self.max_new_tokens = max_new_tokens  # already within the context
+        self.max_ids = self.prompt_len + max_new_tokens
         self.sampling = sampling
         self.stop_ids = stop_ids
         self.draft_class = draft_class  # requests that accept drafts alike; "": accepts none
@@ -96,8 +88,10 @@ class Request:
         self.num_cache_pages = 0  # the first so many of ``pages`` are the cache's or have a duplicate there
         self.duplicate_pages: list[int] = []  # own pages among those, because the cache had its own already
         self.match_keys: np.ndarray | None = None  # while it waits: keys of all known ids but the last
-        # -- planner.py appends, commit.py takes away
-        self.in_flight: deque[RowInFlight] = deque()
+        # -- planner.py adds, commit.py takes away; release.py ends both
+        self.num_in_flight = 0  # launched steps that have a row of it
+        self.num_choosing = 0  # of these, steps out of which at least one token comes
+        self.kv_len_bound = 0  # the committed length after all of them, at most (exact while prefilling)
         # -- commit.py
         self.ids = list(message.input_ids)
         self.kv_committed_len = 0
@@ -113,25 +107,9 @@ class Request:
         return len(self.ids) - self.prompt_len
 
     @property
-    def kv_len_bound(self) -> int:
-        """The committed length is at most this after every launched step (exact while prefilling)."""
-        bound = self.kv_committed_len
-        for row in self.in_flight:
-            bound += row.max_growth
-        return bound
-
-    @property
-    def surely_finishes(self) -> bool:
-        """The steps in flight will bring it to its length limit, whatever they accept."""
-        count = self.num_outputs
-        for row in self.in_flight:
-            count += row.chooses
-        return count >= self.max_new_tokens
-
-    @property
     def final_kv_len(self) -> int:
         """Places it fills if it runs to its length limit: the last id is never computed."""
-        return self.prompt_len + self.max_new_tokens - 1
+        return self.max_ids - 1
 
     @property
     def draft_cap(self) -> int | None:
@@ -155,6 +133,6 @@ class Request:
             spec_verify_ct=counters.decode_steps_spec,
             spec_num_correct_drafts=counters.spec_num_correct_drafts,
             spec_num_proposed_drafts=counters.spec_num_proposed_drafts,
-            spec_correct_drafts_histogram=list(counters.spec_correct_drafts_histogram),
+            spec_correct_drafts_histogram=counters.spec_correct_drafts_histogram[:],
             first_token_ts=counters.first_token_ts,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
@@ -127,6 +128,8 @@ def serve(config: SchedulerProcessConfig, folder: Path, reply: Sender) -> None:
     receiver = Receiver(endpoint(folder, "scheduler"), scheduler_decoder.decode)
     to_detokenizer = Sender(endpoint(folder, "detokenizer"), encode)
     scheduler = build_scheduler(config.args, executor, to_detokenizer, reply)
+    gc.collect()
+    gc.freeze()  # what the start made stays: no collection between two steps needs to look at it
     answer_states(folder, lambda: scheduler.state)
     to_detokenizer.send(TokenBatch([]))  # opens the way: the detokenizer reports that it has come
     reply.send(Ready(NAME, dict(ready_info(executor.info))))

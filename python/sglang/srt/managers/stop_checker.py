@@ -33,6 +33,9 @@ class StopChecker:
 
     def check(self, request: Request, new_ids: Sequence[int]) -> StopHit | None:
         """``new_ids`` follow the request's known ids; an accepted run may go on past the stop."""
+        reaches_limit = len(request.ids) + len(new_ids) >= request.max_ids
+        if not (reaches_limit or request.params.stop) and request.stop_ids.isdisjoint(new_ids):
+            return None  # so it is nearly always
         hit = self._check_ids(request, new_ids)
         if not request.params.stop:
             return hit
