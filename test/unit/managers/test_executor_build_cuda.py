@@ -19,7 +19,7 @@ from helpers.plan_driver import DrivenRequest, PlanDriver
 from helpers.replaying_capture import ReplayingCapture
 from helpers.tiny_executor import draft_folder, target_folder, tiny_executor
 
-from sgl_kernel.linear.variants import ChoiceTable
+from sgl_kernel.linear.variants import ROW_CLASSES, ChoiceTable
 from sglang.srt.configs.executor_args import ExecutorArgs
 from sglang.srt.managers import executor_build
 from sglang.srt.managers import executor_build_cuda as build
@@ -27,6 +27,7 @@ from sglang.srt.managers.executor_build_attention import check_backend
 from sglang.srt.managers.executor_build_models import ExecutorArgsError, load_models
 from sglang.srt.mem_cache.kv_pool import MHAKVPool
 from sglang.srt.model_executor.config import max_positions
+from sglang.srt.model_executor.dry_run import small_prefills
 from sglang.srt.model_executor.graph_sizes import GraphSizes
 from sglang.srt.model_executor.in_process_executor import InProcessExecutor
 from sglang.srt.model_executor.measure_costs import (
@@ -275,8 +276,8 @@ def test_prefill_by_flashinfer(monkeypatch: pytest.MonkeyPatch, caplog: pytest.L
     assert texts[0] == texts[1]
     wrappers = package.BatchPrefillWithPagedKVCacheWrapper.made
     assert len(wrappers) == 2 and wrappers[0].workspace is wrappers[1].workspace, "for trial and server"
-    # The build of its kernels, the trial's largest step, two chunks of each prompt.
-    assert sum(len(w.plans) for w in wrappers) == 2 + 3 * 2
+    # The build of its kernels, the trial's largest step and small ones, two chunks of each prompt.
+    assert sum(len(w.plans) for w in wrappers) == 2 + len(small_prefills(ROW_CLASSES, 6, 200)) + 3 * 2
     [line] = [r.getMessage() for r in caplog.records if r.getMessage().startswith("attention: prefill by Fl")]
     assert "decode and verification by our own kernels" in line
     with pytest.raises(ExecutorArgsError, match="float64 is for the CPU"):

@@ -10,7 +10,7 @@ from helpers.plan_driver import PlanDriver
 from helpers.tiny_executor import tiny_executor
 
 from sglang.srt.model_executor.config import max_positions
-from sglang.srt.model_executor.dry_run import largest_prefill, prefill_tokens
+from sglang.srt.model_executor.dry_run import largest_prefill, prefill_tokens, small_prefills
 from sglang.srt.model_executor.memory import (
     DeviceMemory,
     OutOfMemoryError,
@@ -130,12 +130,25 @@ def test_the_largest_prefill(
     assert all(chunk.slot == PAD_SLOT and chunk.start == 0 and chunk.is_last for chunk in plan.prefill)
 
 
-def test_the_largest_prefill_runs_and_changes_no_request() -> None:
+@pytest.mark.parametrize(
+    ("num_slots", "num_decode"),
+    [(1, [1]), (6, [3, 6]), (40, [3, 15, 31, 40]), (256, [3, 15, 31, 63, 127, 255, 256])],
+)
+def test_small_prefills(num_slots: int, num_decode: list[int]) -> None:
+    plans = small_prefills((1, 4, 16, 32), num_slots, 20)
+    alone, mixed = plans[:5], plans[5:]
+    assert [len(plan.prefill[0].token_ids) for plan in alone] == [1, 4, 16, 20, 20], "of a context"
+    assert [len(plan.decode_slots) for plan in mixed] == num_decode
+    assert {slot for plan in mixed for slot in plan.decode_slots} == {PAD_SLOT}
+
+
+def test_trial_prefills_run_and_change_no_request() -> None:
     driver = PlanDriver(tiny_executor((3, 1, 4)), poison=False)
     request, other = driver.add([1, 2, 3]), driver.add([1, 2, 3])
     driver.generate([request], 8, 3)
     worker = driver.executor.worker
-    worker.execute(largest_prefill(100, 8, 20))
+    for plan in (largest_prefill(100, 8, 20), *small_prefills((1, 4), 8, 20)):
+        worker.execute(plan)
     driver.generate([other], 8, 3)
     assert other.output == request.output and not other.faulty
     assert int(worker.state.seq_len[PAD_SLOT]) == 1

@@ -1,8 +1,8 @@
 """The CUDA half of ``executor_build``: what has to be in memory before what, and why.
 
 1. weights; 2. slot state and sampler; 3. a trial with a KV pool of one page: kernels are compiled, ways
-to carry out a product are timed, the largest steps run once and the largest graphs are captured, so it is
-known what they need; 4. the KV pool, of what is left; 5. the graphs. They come last because they hold the
+to carry out a product are timed, short prefills and the largest steps run once and the largest graphs are
+captured, so it is known what they need and nothing is left to compile; 4. the KV pool, of what is left; 5. the graphs. They come last because they hold the
 pool's address, and the trial comes first because the pool's size depends on theirs.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import time
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,7 +19,7 @@ from pathlib import Path
 import torch
 
 from sgl_kernel.launch import compile_ahead
-from sgl_kernel.linear.variants import MAX_GEMM_ROWS, ChoiceTable, row_class
+from sgl_kernel.linear.variants import MAX_GEMM_ROWS, ROW_CLASSES, ChoiceTable, row_class
 from sglang.srt.configs.executor_args import ExecutorArgs
 from sglang.srt.layers.attention.flashinfer_backend import FlashInferAttention
 from sglang.srt.layers.attention.triton_backend import TritonAttention
@@ -36,7 +37,7 @@ from sglang.srt.mem_cache.kv_pool import MHAKVPool
 from sglang.srt.model_executor.accept import TokenRewriter
 from sglang.srt.model_executor.config import WorkerConfig
 from sglang.srt.model_executor.decode_step import DecodeStep
-from sglang.srt.model_executor.dry_run import largest_prefill, prefill_tokens
+from sglang.srt.model_executor.dry_run import largest_prefill, prefill_tokens, small_prefills
 from sglang.srt.model_executor.graph_sizes import GraphKey, GraphSizes, plain_sizes, spec_sizes
 from sglang.srt.model_executor.memory import BYTES_A_GRAPH, DeviceMemory
 from sglang.srt.model_executor.slot_state import SlotState
@@ -250,6 +251,7 @@ def _measure(
         graphs = StepGraphs(trial.step, capture, sizes, config.spec, device)
         graphs.compile_ahead(compile_ahead)
         _tune(wiring, sizes, choices)
+    _run_small_prefills(trial, config)
     tokens = prefill_tokens(chunk, max_prefill_tokens, config.context_len)
     activations = _run_largest(trial, config, tokens + config.num_slots)  # rows decode in a mixed step
     graph_bytes = 0
@@ -270,6 +272,16 @@ def _measure(
         *(size / 2**30 for size in (total, free, memory.own, activations, graph_bytes)),
     )
     return memory
+
+
+@torch.inference_mode()
+def _run_small_prefills(trial: _Wired, config: WorkerConfig) -> None:
+    """So that no prompt waits for a kernel to be compiled."""
+    began = time.perf_counter()
+    for plan in small_prefills(ROW_CLASSES, config.num_slots, config.context_len):
+        trial.runner.run(plan)
+    torch.cuda.synchronize(config.device)
+    logger.info("kernels of short prefills: ready in %.1f s", time.perf_counter() - began)
 
 
 @torch.inference_mode()
