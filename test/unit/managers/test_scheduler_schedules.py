@@ -10,7 +10,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from sglang.srt.model_executor.step_plan import SpecShape
+from sglang.srt.model_executor.step_plan import SpecShape, StepCost
+from sglang.srt.speculative.controller import AutoController
+from sglang.srt.speculative.cost_table import CostTable
 from sglang.srt.speculative.toggle import Decision, Policy, Reason, ToggleInput, decide_by_threshold
 
 SPECS = (None, SpecShape(1), SpecShape(3), SpecShape(2, 4, 16), SpecShape(5, 4, 8))
@@ -28,6 +30,14 @@ def random_modes(seed: int) -> Policy:
         return Decision(rng.randint(0, decision.draft_len), Reason.BATCH_SIZE)
 
     return decide
+
+
+def any_costs(spec: SpecShape, seed: int) -> AutoController:
+    """So that no length is the best for all numbers of rows."""
+    rng = random.Random(seed)
+    lens = range(spec.num_steps + 1)
+    costs = [StepCost(k, rows, rng.uniform(0.001, 0.003), 1e-5) for k in lens for rows in range(1, 7)]
+    return AutoController(CostTable.from_costs(costs, padded=True), spec.num_steps, probe_fraction=0.1)
 
 
 class Schedules(RuleBasedStateMachine):
@@ -68,6 +78,7 @@ class Schedules(RuleBasedStateMachine):
             decode_reserve_tokens=reserve,
             max_queued_requests=20,
             decode_log_interval=5,
+            auto=any_costs(spec, seed) if spec else None,
         )
         self.page_size = page_size
 
@@ -124,6 +135,19 @@ class Schedules(RuleBasedStateMachine):
     def change_threshold(self, threshold: int | None) -> None:
         reply = self.harness.set_state(speculative_disable_bs_threshold=threshold)
         assert reply.ok == (threshold is None or threshold <= self.harness.info.max_spec_rows)
+
+    @precondition(lambda self: self.harness.info.spec)
+    @rule()
+    def choose_by_costs(self) -> None:
+        assert self.harness.set_state(speculative_disable_bs_threshold="auto").ok
+
+    @precondition(lambda self: self.harness.info.spec)
+    @rule(lens=st.lists(st.integers(0, 3), min_size=4, max_size=4))
+    def follow_a_schedule(self, lens: list[int]) -> None:
+        most = self.harness.info.spec.num_steps
+        one, two, few, many = (min(length, most) for length in lens)
+        schedule = f"1-1:{one},2-2:{two},3-4:{few},5-:{many}"
+        assert self.harness.set_state(speculative_bs_schedule=schedule).ok
 
     @rule()
     def flush(self) -> None:

@@ -93,14 +93,17 @@ def test_when_time_runs_out_the_rest_lies_between() -> None:
         assert cost.per_kv_token_s == pytest.approx(1e-6, rel=1e-6)
 
 
-def test_where_nothing_is_captured_small_steps_come_first_and_none_is_made_up() -> None:
+def test_where_nothing_is_captured_no_size_beyond_those_timed_is_made_up() -> None:
     keys = eager_order((1, 2, 3), num_slots=20, max_spec_rows=5)
     assert [(key.rows, key.draft_len) for key in keys] == [
-        *((1, k) for k in range(4)), *((4, k) for k in range(4)), (16, 0),
+        *((1, k) for k in range(4)), (16, 0), *((4, k) for k in range(4)),
     ]  # fmt: skip
     steps = KnownSteps(lambda key, tokens: 1.0 * key.rows)
-    costs = measure(keys, steps, lambda key: (10, 10), CPU_EFFORT, steps.clock)
-    assert max(cost.rows for cost in costs) == 4, "16 rows were not timed"
+    effort = replace(CPU_EFFORT, budget_s=4.0)
+    costs = measure(keys, steps, lambda key: (10, 10), effort, steps.clock)
+    assert [(c.draft_len, c.rows, c.fixed_s) for c in costs] == [
+        (0, 1, 1.0), (0, 4, 4.0), (0, 16, 16.0), *((k, 1, 1.0) for k in (1, 2, 3)),
+    ]  # fmt: skip
 
 
 @given(st.integers(1, 200))

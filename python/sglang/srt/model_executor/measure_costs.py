@@ -41,9 +41,9 @@ class Effort:
     one_token_cost: bool  # KV tokens cost the same in all sizes of a draft length: less noise
 
 
-CPU_EFFORT: Final = Effort(4.0, 2, 0.2, 16, 1024, 4096, one_token_cost=True)
+CPU_EFFORT: Final = Effort(4.5, 2, 0.2, 16, 1024, 4096, one_token_cost=True)
 CUDA_EFFORT: Final = Effort(6.0, 3, None, 128, 8192, 1 << 18, one_token_cost=False)
-EAGER_ROWS: Final = (1, 4, 16, 64)
+EAGER_ROWS: Final = (1, 16, 64, 4)  # in the order of what is learned by them
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,7 @@ def captured_order(sets: Sequence[GraphSet]) -> list[GraphKey]:
 
 
 def eager_order(draft_lens: Sequence[int], num_slots: int, max_spec_rows: int) -> list[GraphKey]:
-    """Where nothing is captured: a few sizes, small ones first."""
+    """Where nothing is captured: a few sizes."""
     most = {0: num_slots} | dict.fromkeys(draft_lens, max_spec_rows)
     return [GraphKey(draft_len, rows) for rows in EAGER_ROWS for draft_len in most if rows <= most[draft_len]]
 
