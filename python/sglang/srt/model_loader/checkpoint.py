@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from sglang.srt.configs.config_fields import ModelConfigError, read_json_object
 from sglang.srt.model_loader.dummy import DummySource
-from sglang.srt.model_loader.weight_source import Ledger, WeightError, WeightSource
+from sglang.srt.model_loader.weight_source import Ledger, WeightError, WeightSource, widened
 
 LOAD_FORMATS: Final = ("auto", "safetensors", "pt", "dummy")
 
@@ -59,12 +59,13 @@ class CheckpointSource:
     def has(self, name: str) -> bool:
         return name in self._files
 
-    def take(self, name: str, shape: Sequence[int]) -> torch.Tensor:
+    def take(self, name: str, shape: Sequence[int], *, wide: bool = False) -> torch.Tensor:
         found = self._find(name, shape)
+        dtype = widened(self.dtype) if wide else self.dtype
         if found is None:
-            return torch.zeros(*shape, dtype=self.dtype, device=self.device)
+            return torch.zeros(*shape, dtype=dtype, device=self.device)
         # copy: what a file maps must not stay mapped for a model's life
-        return found.to(device=self.device, dtype=self.dtype, copy=True)
+        return found.to(device=self.device, dtype=dtype, copy=True)
 
     def take_integers(self, name: str, size: int) -> torch.Tensor:
         found = self._find(name, (size,))

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
+from sglang.srt.model_loader.weight_source import widened
+
 
 class DummySource:
     """Every tensor depends on its name and ``seed`` alone, not on the order in which it is taken."""
@@ -19,16 +21,17 @@ class DummySource:
     def has(self, name: str) -> bool:
         return False
 
-    def take(self, name: str, shape: Sequence[int]) -> torch.Tensor:
+    def take(self, name: str, shape: Sequence[int], *, wide: bool = False) -> torch.Tensor:
         """Matrices keep the size of what goes through them; norms are 1, biases small."""
+        dtype = widened(self.dtype) if wide else self.dtype
         if name.endswith("bias"):
             scale = 0.02
         elif len(shape) == 1:
-            return torch.ones(*shape, dtype=self.dtype, device=self.device)
+            return torch.ones(*shape, dtype=dtype, device=self.device)
         else:
             scale = float(shape[-1]) ** -0.5
         generator = torch.Generator(self.device).manual_seed(zlib.crc32(name.encode()) + self.seed)
-        drawn = torch.empty(*shape, dtype=self.dtype, device=self.device)
+        drawn = torch.empty(*shape, dtype=dtype, device=self.device)
         return drawn.normal_(0.0, scale, generator=generator)
 
     def take_integers(self, name: str, size: int) -> torch.Tensor:

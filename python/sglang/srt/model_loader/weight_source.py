@@ -27,8 +27,11 @@ class WeightSource(Protocol):
         """Whether the checkpoint has this tensor (a dummy source: False, it has no names)."""
         ...
 
-    def take(self, name: str, shape: Sequence[int]) -> torch.Tensor:
-        """Tensor ``name`` of ``shape``, in the wanted dtype on the wanted device."""
+    def take(self, name: str, shape: Sequence[int], *, wide: bool = False) -> torch.Tensor:
+        """Tensor ``name`` of ``shape``, in the wanted dtype on the wanted device.
+
+        ``wide``: in float32 if the wanted dtype is narrower (what decides must not be rounded).
+        """
         ...
 
     def take_integers(self, name: str, size: int) -> torch.Tensor:
@@ -42,6 +45,11 @@ class WeightSource(Protocol):
             WeightError: missing, unexpected or wrongly shaped tensors, all of them named.
         """
         ...
+
+
+def widened(dtype: torch.dtype) -> torch.dtype:
+    """float32, or the dtype if it is wider."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 @dataclass(slots=True)
