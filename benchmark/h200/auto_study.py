@@ -169,8 +169,9 @@ class Study:
 def _fill(executor: InProcessExecutor) -> None:
     """Small numbers into the KV pools: what lies in fresh memory may be no number at all."""
     for pool in executor.worker.pools:
-        for layer in range(pool.num_layers):
-            pool.layer_kv(layer).uniform_(-0.1, 0.1)
+        for tensor in pool.tensors:
+            for layer in tensor:
+                layer.uniform_(-0.1, 0.1)
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 

@@ -17,7 +17,7 @@ class Reserved:
     """Copies on the host."""
 
     state: dict[str, torch.Tensor]
-    pages: list[torch.Tensor]  # of each pool: [layers, page, nkv, 2, d]
+    pages: list[torch.Tensor]  # of each of the pools' tensors: [layers, page, …]
 
     @staticmethod
     def of(executor: InProcessExecutor) -> Reserved:
@@ -25,7 +25,8 @@ class Reserved:
         names = ("seq_len", "next_token", "draft_feature", "page_table")
         state = {name: getattr(worker.state, name)[PAD_SLOT].cpu().clone() for name in names}
         place = PAD_PAGE * size
-        pages = [pool.kv[:, place : place + size].float().cpu() for pool in worker.pools]
+        tensors = [tensor for pool in worker.pools for tensor in pool.tensors]
+        pages = [tensor[:, place : place + size].float().cpu() for tensor in tensors]
         return Reserved(state, pages)
 
     def changed(self, before: Reserved) -> list[str]:

@@ -38,8 +38,9 @@ class TeacherForced:
     def __init__(self, folder: Path, dtype: torch.dtype, max_len: int) -> None:
         config = ModelConfig.from_folder(folder)
         self._model = build_model(config, open_source(folder, "auto", dtype, "cpu"), dtype, "cpu", max_len)
-        shape = self._model.kv_shape
-        self._pool = MHAKVPool(shape.num_layers, max_len, 1, shape.num_kv_heads, shape.head_dim, dtype, "cpu")
+        pool = self._model.kv_shape.make_pool(max_len, 1, dtype, "cpu")
+        assert isinstance(pool, MHAKVPool)
+        self._pool = pool
         # Slot 1 owns all pages, in order.
         self._table = torch.arange(1, max_len + 1, dtype=torch.int32).expand(2, -1).contiguous()
 

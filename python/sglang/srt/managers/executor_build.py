@@ -16,12 +16,13 @@ from sglang.srt.managers.executor_build_models import (
     ExecutorArgsError,
     LoadedModels,
     load_models,
-    make_pool,
+    make_mha_pool,
     max_spec_rows,
     page_budget,
     worker_config,
 )
 from sglang.srt.mem_cache.kv_pool import MHAKVPool
+from sglang.srt.mem_cache.pool import KVPool
 from sglang.srt.model_executor.accept import TokenRewriter
 from sglang.srt.model_executor.config import WorkerConfig
 from sglang.srt.model_executor.dry_run import prefill_tokens
@@ -190,12 +191,12 @@ def _step_bytes(args: ExecutorArgs, models: LoadedModels, kv_bytes: int) -> int:
 def _assemble(args: ExecutorArgs, config: WorkerConfig, models: LoadedModels) -> Worker:
     state = SlotState(config)
     sampler = Sampler(config.num_rows, config.vocab_size, config.device)
-    pool = make_pool(models.target.kv_shape, config)
+    pool = make_mha_pool(models.target.kv_shape, config)
     backend = _backend(args.attention_backend, pool, state)
-    pools: tuple[MHAKVPool, ...] = (pool,)
+    pools: tuple[KVPool, ...] = (pool,)
     drafter = None
     if models.drafter is not None and config.spec is not None:
-        draft_pool = make_pool(models.drafter.kv_shape, config)
+        draft_pool = make_mha_pool(models.drafter.kv_shape, config)
         pools = (pool, draft_pool)
         drafter = EAGLEWorkerV2(
             models.drafter,

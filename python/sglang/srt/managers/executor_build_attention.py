@@ -12,6 +12,7 @@ from sgl_kernel.attention.prefill.flashinfer import FlashInferError, FlashInferP
 from sglang.srt.configs.executor_args import ExecutorArgs
 from sglang.srt.managers.executor_build_models import ExecutorArgsError, LoadedModels
 from sglang.srt.model_executor.config import WorkerConfig
+from sglang.srt.models.dense import KVShape
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +65,7 @@ def prefill_planner(
         )
     logger.info("FlashInfer makes its kernels now, unless they are in its cache: some 20 s on 16 cores")
     kv = models.target.kv_shape
+    assert isinstance(kv, KVShape)
     shape = AttentionShape(models.target.config.num_heads, kv.num_kv_heads, kv.head_dim, config.page_size)
     try:
         planner = FlashInferPrefill(shape, models.dtype, config.device)

@@ -1,9 +1,10 @@
 """The CUDA half of ``executor_build``: what has to be in memory before what, and why.
 
 1. weights; 2. slot state and sampler; 3. a trial with a KV pool of one page: kernels are compiled, ways
-to carry out a product are timed, short prefills and the largest steps run once and the largest graphs are
-captured, so it is known what they need and nothing is left to compile; 4. the KV pool, of what is left; 5. the graphs. They come last because they hold the
-pool's address, and the trial comes first because the pool's size depends on theirs.
+to carry out a product are timed, short prefills and the largest steps run once (so that no prompt waits for
+a compiler) and the largest graphs are captured, so it is known what they need; 4. the KV pool, of what is
+left; 5. the graphs. They come last because they hold the pool's address, and the trial comes first because
+the pool's size depends on theirs.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from sglang.srt.managers.executor_build_attention import check_backend, prefill_
 from sglang.srt.managers.executor_build_models import (
     ExecutorArgsError,
     LoadedModels,
-    make_pool,
+    make_mha_pool,
     page_budget,
     spec_rows,
     worker_config,
@@ -46,7 +47,7 @@ from sglang.srt.model_executor.step_graphs import CudaCapture, DecodeSteps, Step
 from sglang.srt.model_executor.step_plan import PAD_SLOT, GraphSet, SpecShape
 from sglang.srt.model_executor.tune_linears import tune_linears
 from sglang.srt.model_executor.worker import Worker
-from sglang.srt.models.dense import DenseModel
+from sglang.srt.models.decoder import DecoderModel
 from sglang.srt.sampling.kernel_sampler import KernelSampler
 from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 from sglang.srt.speculative.kernel_drafter import KernelDrafter
@@ -138,35 +139,35 @@ class _Wiring:
         self._models = models
         self._simulated = simulated
 
-    def first_layers(self, num_layers: int) -> DenseModel:
+    def first_layers(self, num_layers: int) -> DecoderModel:
         """The target cut short, over the same weights."""
         short = copy(self._models.target)
         short.layers = short.layers[:num_layers]
         return short
 
-    def wire(self, config: WorkerConfig, target: DenseModel | None = None) -> _Wired:
+    def wire(self, config: WorkerConfig, target: DecoderModel | None = None) -> _Wired:
         """``target``: instead of the model's own."""
         models, state, sampler, spec = self._models, self.state, self.sampler, config.spec
         target = target or models.target
-        pool = make_pool(target.kv_shape, config)
+        pool = make_mha_pool(target.kv_shape, config)
         backend = self._backend(pool, target.config.num_heads)
         pools: tuple[MHAKVPool, ...] = (pool,)
-        trees = chains = prompts = None
+        worker = drafts = prompts = None
         if models.drafter is not None and spec is not None:
             backend.reserve(config.max_spec_rows, spec.num_draft_tokens)
-            draft_pool = make_pool(models.drafter.kv_shape, config)
+            draft_pool = make_mha_pool(models.drafter.kv_shape, config)
             draft_backend = self._backend(draft_pool, models.drafter.config.num_heads)
             draft_backend.reserve(config.max_spec_rows, spec.topk, spec.topk * (spec.num_steps - 1))
             pools = (pool, draft_pool)
-            trees = EAGLEWorkerV2(
+            worker = EAGLEWorkerV2(
                 models.drafter, draft_pool, draft_backend, sampler.states, spec, models.drafter.aux_layers
             )
-            chains = KernelDrafter(models.drafter, draft_backend, state, sampler, spec)
-            prompts = KernelSync(trees, models.drafter, draft_backend)
-        step = DecodeStep(state, sampler, target, pool, backend, spec, chains, self._simulated)
+            drafts = KernelDrafter(models.drafter, draft_backend, state, sampler, spec)
+            prompts = KernelSync(worker, models.drafter, draft_backend)
+        step = DecodeStep(state, sampler, target, pool, backend, spec, drafts, self._simulated)
         attention = backend if self._planner is None else FlashInferAttention(backend, self._planner)
         runner = StepRunner(state, sampler, target, pool, attention, prompts, self._simulated)
-        return _Wired(pools, trees, step, runner)
+        return _Wired(pools, worker, step, runner)
 
     def _backend(self, pool: MHAKVPool, num_heads: int) -> TritonAttention:
         backend = TritonAttention(pool, self.state.page_table, num_heads)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 
 from sglang.srt.configs.executor_args import ExecutorArgs
 from sglang.srt.configs.model_config import ModelConfig, ModelConfigError
 from sglang.srt.mem_cache.kv_pool import MHAKVPool
+from sglang.srt.mem_cache.pool import CacheShape, KVPool
 from sglang.srt.model_executor.config import WorkerConfig, max_positions
 from sglang.srt.model_executor.memory import PageBudget
 from sglang.srt.model_executor.step_plan import SpecShape
 from sglang.srt.model_loader.checkpoint import open_source
-from sglang.srt.models.dense import DenseModel, KVShape
+from sglang.srt.models.decoder import DecoderModel
 from sglang.srt.models.llama_eagle3 import LlamaEagle3
 from sglang.srt.models.registry import build_drafter, build_model
 
@@ -27,13 +29,17 @@ _DTYPES = {
 }
 
 
+CUDA_ARCHITECTURES: Final = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+"""Targets whose every layer has a kernel; the others run on a CPU alone."""
+
+
 class ExecutorArgsError(ValueError):
     """The arguments name something that is not there; one line for the user."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModels:
-    target: DenseModel
+    target: DecoderModel
     drafter: LlamaEagle3 | None
     spec: SpecShape | None
     dtype: torch.dtype
@@ -46,13 +52,17 @@ class LoadedModels:
     @property
     def bytes_per_place(self) -> int:
         """Of KV: all layers of both models."""
-        shapes = [self.target.kv_shape] + ([self.drafter.kv_shape] if self.drafter else [])
-        return sum(_bytes_per_place(shape, self.dtype) for shape in shapes)
+        shapes: list[CacheShape] = [self.target.kv_shape]
+        if self.drafter is not None:
+            shapes.append(self.drafter.kv_shape)
+        return sum(shape.bytes_per_place(self.dtype) for shape in shapes)
 
 
 def load_models(args: ExecutorArgs, device: torch.device) -> LoadedModels:
     spec = _spec_shape(args)
     config = ModelConfig.from_folder(args.model_path, args.context_length)
+    if device.type == "cuda":
+        _refuse_on_cuda(config)
     dtype = _dtype(args.dtype, config, device)
     positions = max_positions(config.context_len, spec)
     source = open_source(args.model_path, args.load_format, dtype, device)
@@ -69,6 +79,14 @@ def load_models(args: ExecutorArgs, device: torch.device) -> LoadedModels:
             f" {len(drafter.target_ids)} ids"
         )
     return LoadedModels(target, drafter, spec, dtype, device)
+
+
+def _refuse_on_cuda(config: ModelConfig) -> None:
+    if config.architecture not in CUDA_ARCHITECTURES:
+        raise ExecutorArgsError(
+            f"{config.path}: {config.architecture} has no CUDA kernels here yet (those that have:"
+            f" {', '.join(CUDA_ARCHITECTURES)}); use --device cpu"
+        )
 
 
 def page_budget(
@@ -121,16 +139,15 @@ def spec_rows(args: ExecutorArgs, spec: SpecShape | None, most: int) -> dict[int
     }
 
 
-def make_pool(shape: KVShape, config: WorkerConfig) -> MHAKVPool:
-    return MHAKVPool(
-        shape.num_layers,
-        config.num_pages,
-        config.page_size,
-        shape.num_kv_heads,
-        shape.head_dim,
-        config.dtype,
-        config.device,
-    )
+def make_pool(shape: CacheShape, config: WorkerConfig) -> KVPool:
+    return shape.make_pool(config.num_pages, config.page_size, config.dtype, config.device)
+
+
+def make_mha_pool(shape: CacheShape, config: WorkerConfig) -> MHAKVPool:
+    """For kernels that read keys and values; ``load_models`` has refused models that keep anything else."""
+    pool = make_pool(shape, config)
+    assert isinstance(pool, MHAKVPool)
+    return pool
 
 
 def _spec_shape(args: ExecutorArgs) -> SpecShape | None:
@@ -158,7 +175,3 @@ def _dtype(name: str, model: ModelConfig, device: torch.device) -> torch.dtype:
     if device.type == "cuda" and _DTYPES[name] == torch.float64:
         raise ExecutorArgsError("dtype float64 is for the CPU: use bfloat16, float16 or float32 on CUDA")
     return _DTYPES[name]
-
-
-def _bytes_per_place(shape: KVShape, dtype: torch.dtype) -> int:
-    return shape.num_layers * shape.num_kv_heads * 2 * shape.head_dim * dtype.itemsize

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 import torch
 
+from sglang.srt.mem_cache.pool import poison_pages
+
 
 class MHAKVPool:
     """``num_pages`` usable pages (ids 1 … num_pages) beside the pad page 0.
@@ -41,6 +43,11 @@ class MHAKVPool:
         self.kv[:, :page_size].zero_()  # the pad page is read by padded rows: keep it finite
 
     @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """[layers, places, …] each: all that the pool holds."""
+        return (self.kv,)
+
+    @property
     def bytes(self) -> int:
         return self.kv.numel() * self.kv.element_size()
 
@@ -66,6 +73,4 @@ class MHAKVPool:
 
     def poison(self, pages: Sequence[int]) -> None:
         """Fill pages with NaN, for tests: whoever reads a freed place is found out."""
-        by_page = self.kv.view(self.num_layers, self.num_pages + 1, -1)  # [layers, pages, ...]
-        index = torch.tensor(list(pages), dtype=torch.int64, device=self.kv.device)
-        by_page.index_fill_(1, index, float("nan"))
+        poison_pages(self.kv, self.num_pages, pages)

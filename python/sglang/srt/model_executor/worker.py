@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sglang.srt.mem_cache.kv_pool import MHAKVPool
+from sglang.srt.mem_cache.pool import KVPool
 from sglang.srt.model_executor.accept import TokenRewriter
 from sglang.srt.model_executor.config import WorkerConfig
 from sglang.srt.model_executor.drafter import Drafter
@@ -24,7 +24,7 @@ class Worker:
         config: WorkerConfig,
         state: SlotState,
         sampler: StepSampler,
-        pools: tuple[MHAKVPool, ...],  # the target's, then the drafter's
+        pools: tuple[KVPool, ...],  # the target's, then the drafter's
         drafter: Drafter | None,
         runner: StepRunner,
         decode_steps: DecodeSteps | None = None,  # for plans without prefill; None: the runner takes all

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final, Protocol
 
 import torch
 
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.layers.attention.base import LayerAttention
 from sglang.srt.layers.attention.heads import HeadProduct, Positions
-from sglang.srt.layers.embedding import Embedding
 from sglang.srt.layers.linear import Linear
 from sglang.srt.layers.norm import RMSNorm
-from sglang.srt.layers.rope import Rope
+from sglang.srt.mem_cache.kv_pool import MHAKVPool
 from sglang.srt.model_loader.weight_source import WeightSource
-
-IGNORED_TENSORS: Final = ("*rotary_emb.inv_freq",)
-"""Buffers that old checkpoints hold and that are computed from the config."""
+from sglang.srt.models.decoder import DecoderLayer, DecoderModel, total_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +27,21 @@ class DenseTraits:
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
+    """Keys and values of every layer (``CacheShape``)."""
+
     num_layers: int
     num_kv_heads: int
     head_dim: int
 
+    def bytes_per_place(self, dtype: torch.dtype) -> int:
+        return self.num_layers * self.num_kv_heads * 2 * self.head_dim * dtype.itemsize
 
-class HoldsWeights(Protocol):
-    @property
-    def weight_bytes(self) -> int: ...
-
-
-def total_bytes(*parts: HoldsWeights) -> int:
-    return sum(part.weight_bytes for part in parts)
+    def make_pool(
+        self, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device | str
+    ) -> MHAKVPool:
+        return MHAKVPool(
+            self.num_layers, num_pages, page_size, self.num_kv_heads, self.head_dim, dtype, device
+        )
 
 
 def take_linear(
@@ -63,6 +62,9 @@ class GatedMLP:
         self.gate_up = take_linear(source, gate_up, hidden_size, bias)
         self.down = take_linear(source, [(f"{prefix}down_proj", hidden_size)], intermediate_size, bias)
         self.weight_bytes = self.gate_up.weight_bytes + self.down.weight_bytes
+
+    def linears(self) -> list[Linear]:
+        return [self.gate_up, self.down]
 
     def __call__(self, x: torch.Tensor, norm: RMSNorm) -> torch.Tensor:
         """x: [T, H] residual stream -> [T, H], the MLP of ``norm(x)`` added; x is used up."""
@@ -93,7 +95,7 @@ class DenseLayer:
         return total_bytes(self.qkv, self.o, self.mlp, self.input_norm, self.post_norm)
 
     def linears(self) -> list[Linear]:
-        return [self.qkv, self.o, self.mlp.gate_up, self.mlp.down]
+        return [self.qkv, self.o, *self.mlp.linears()]
 
     def _take_qk_norm(self, config: ModelConfig, source: WeightSource, attn: str) -> RMSNorm:
         """q and k lie side by side, so one norm with a weight for each head serves both."""
@@ -109,82 +111,19 @@ class DenseLayer:
         return self.mlp(hidden, self.post_norm)
 
 
-class DenseModel:
-    """A decoder with its embedding and lm_head. Families override ``traits``."""
-
-    ignored_tensors: ClassVar[tuple[str, ...]] = IGNORED_TENSORS
+class DenseModel(DecoderModel):
+    """Families override ``traits``."""
 
     @classmethod
     def traits(cls, config: ModelConfig) -> DenseTraits:
         return DenseTraits(config.attention_bias, config.attention_bias, config.mlp_bias, qk_norm=False)
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        source: WeightSource,
-        dtype: torch.dtype,
-        device: torch.device | str,
-        max_positions: int,
-    ) -> None:
-        """``source`` gives tensors of ``dtype`` on ``device``; ``max_positions`` bounds the rope tables.
+    def cache_shape(self, config: ModelConfig) -> KVShape:
+        return KVShape(config.num_layers, config.num_kv_heads, config.head_dim)
 
-        Raises:
-            WeightError: the checkpoint's tensors are not those of the config.
-        """
-        self.config = config
-        self.kv_shape = KVShape(config.num_layers, config.num_kv_heads, config.head_dim)
-        size = (config.vocab_size, config.hidden_size)
-        embedding = source.take("model.embed_tokens.weight", size)
-        self.embed = Embedding(embedding)
+    def rope_dim(self, config: ModelConfig) -> int:
+        return config.head_dim
+
+    def make_layers(self, config: ModelConfig, source: WeightSource) -> Sequence[DecoderLayer]:
         traits = self.traits(config)
-        self.layers = [DenseLayer(config, traits, source, i) for i in range(config.num_layers)]
-        self.norm = RMSNorm(source.take("model.norm.weight", size[1:]), config.rms_norm_eps)
-        tied = config.tie_word_embeddings
-        # Tied: the lookup needs whole rows, the product a packed matrix, so a CPU holds both.
-        self.lm_head = Linear(embedding if tied else source.take("lm_head.weight", size), float_output=True)
-        source.finish((*self.ignored_tensors, "lm_head.weight") if tied else self.ignored_tensors)
-        self.rope = Rope(config.rope, config.head_dim, max_positions, dtype, device)
-
-    @property
-    def weight_bytes(self) -> int:
-        return total_bytes(self.embed, self.lm_head, self.norm, *self.layers)
-
-    def forward(
-        self,
-        token_ids: torch.Tensor,  # [T] int64
-        positions: torch.Tensor,  # [T] int64
-        attn: LayerAttention,
-        aux_layers: tuple[int, ...] = (),
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Residual stream after the last layer [T, H], and the *inputs* of ``aux_layers``, concatenated
-        in their order, [T, len(aux_layers) * H] (None without any). Layer ``num_layers`` stands for the
-        output of the last one.
-        """
-        hidden = self.embed(token_ids)
-        of_tokens = Positions(self.rope, positions)
-        aux = None
-        if aux_layers:
-            aux = hidden.new_empty(hidden.shape[0], len(aux_layers), hidden.shape[1])
-        for layer in self.layers:
-            self._capture(aux, aux_layers, layer.index, hidden)
-            hidden = layer(hidden, of_tokens, attn)
-        self._capture(aux, aux_layers, len(self.layers), hidden)
-        return hidden, None if aux is None else aux.flatten(1)
-
-    def _capture(
-        self, aux: torch.Tensor | None, aux_layers: tuple[int, ...], index: int, hidden: torch.Tensor
-    ) -> None:
-        """Copy the stream at once: the next layer adds to it in place. aux: [T, len(aux_layers), H]."""
-        for part, wanted in enumerate(aux_layers):
-            if wanted == index:
-                assert aux is not None
-                aux[:, part] = hidden
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden: [N, H], before the final norm -> [N, V] float32 (float64 in a float64 model)."""
-        return self.lm_head(hidden, norm=self.norm)
-
-    def linears(self) -> list[Linear]:
-        """All of them, the largest first."""
-        of_layers = [part for layer in self.layers for part in layer.linears()]
-        return [self.lm_head, *of_layers]
+        return [DenseLayer(config, traits, source, i) for i in range(config.num_layers)]

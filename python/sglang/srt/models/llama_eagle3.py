@@ -22,15 +22,8 @@ from sglang.srt.layers.linear import Linear
 from sglang.srt.layers.norm import RMSNorm
 from sglang.srt.layers.rope import Rope
 from sglang.srt.model_loader.weight_source import WeightSource
-from sglang.srt.models.dense import (
-    IGNORED_TENSORS,
-    DenseModel,
-    GatedMLP,
-    HoldsWeights,
-    KVShape,
-    take_linear,
-    total_bytes,
-)
+from sglang.srt.models.decoder import IGNORED_TENSORS, DecoderModel, HoldsWeights, total_bytes
+from sglang.srt.models.dense import GatedMLP, KVShape, take_linear
 
 DRAFT_IGNORED_TENSORS: Final = (*IGNORED_TENSORS, "*t2d", "*embed_tokens.weight")
 """t2d repeats d2t; an embedding of the target's width is a copy of the target's."""
@@ -45,7 +38,7 @@ class LlamaEagle3:
         self,
         config: ModelConfig,
         source: WeightSource,
-        target: DenseModel,
+        target: DecoderModel,
         dtype: torch.dtype,
         device: torch.device | str,
         max_positions: int,
@@ -109,7 +102,7 @@ class LlamaEagle3:
         self.post_norm = norm("post_attention_layernorm")
 
     def _take_ends(
-        self, source: WeightSource, names: _Names, target: DenseModel, device: torch.device | str
+        self, source: WeightSource, names: _Names, target: DecoderModel, device: torch.device | str
     ) -> None:
         config, hidden, vocab_size = self.config, self.config.hidden_size, self.config.vocab_size
         self.norm = RMSNorm(source.take(names.top("norm.weight"), (hidden,)), config.rms_norm_eps)

@@ -10,13 +10,13 @@ import torch
 
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.model_loader.weight_source import WeightSource
-from sglang.srt.models.dense import DenseModel
+from sglang.srt.models.decoder import DecoderModel
 from sglang.srt.models.llama import LlamaForCausalLM
 from sglang.srt.models.llama_eagle3 import LlamaEagle3
 from sglang.srt.models.qwen2 import Qwen2ForCausalLM
 from sglang.srt.models.qwen3 import Qwen3ForCausalLM
 
-TARGETS: Final[Mapping[str, type[DenseModel]]] = MappingProxyType(
+TARGETS: Final[Mapping[str, type[DecoderModel]]] = MappingProxyType(
     {
         "LlamaForCausalLM": LlamaForCausalLM,
         "Qwen2ForCausalLM": Qwen2ForCausalLM,
@@ -32,7 +32,7 @@ def build_model(
     dtype: torch.dtype,
     device: torch.device | str,
     max_positions: int,
-) -> DenseModel:
+) -> DecoderModel:
     """Build the target model. ``ModelConfig`` has refused unknown architectures already.
 
     Raises:
@@ -44,7 +44,7 @@ def build_model(
 def build_drafter(
     config: ModelConfig,
     source: WeightSource,
-    target: DenseModel,
+    target: DecoderModel,
     dtype: torch.dtype,
     device: torch.device | str,
     max_positions: int,

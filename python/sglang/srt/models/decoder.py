@@ -1,0 +1,133 @@
+"""What every decoder shares: embedding, layers one after the other, last norm, lm_head.
+
+A family says what its layers are and what they keep in the cache.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar, Final, Protocol
+
+import torch
+
+from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.layers.attention.base import LayerAttention
+from sglang.srt.layers.attention.heads import Positions
+from sglang.srt.layers.embedding import Embedding
+from sglang.srt.layers.linear import Linear
+from sglang.srt.layers.norm import RMSNorm
+from sglang.srt.layers.rope import Rope
+from sglang.srt.mem_cache.pool import CacheShape
+from sglang.srt.model_loader.weight_source import WeightSource
+
+IGNORED_TENSORS: Final = ("*rotary_emb.inv_freq",)
+"""Buffers that old checkpoints hold and that are computed from the config."""
+
+
+class HoldsWeights(Protocol):
+    @property
+    def weight_bytes(self) -> int: ...
+
+
+def total_bytes(*parts: HoldsWeights) -> int:
+    return sum(part.weight_bytes for part in parts)
+
+
+class DecoderLayer(HoldsWeights, Protocol):
+    """One layer; adds its blocks to the residual stream."""
+
+    index: int
+
+    def linears(self) -> list[Linear]: ...
+
+    def __call__(self, hidden: torch.Tensor, positions: Positions, attn: LayerAttention) -> torch.Tensor:
+        """hidden: [T, H] residual stream, used up -> [T, H]."""
+        ...
+
+
+class DecoderModel(ABC):
+    """A decoder with its embedding and lm_head."""
+
+    ignored_tensors: ClassVar[tuple[str, ...]] = IGNORED_TENSORS
+
+    @abstractmethod
+    def cache_shape(self, config: ModelConfig) -> CacheShape:
+        """What the layers keep of every token."""
+
+    @abstractmethod
+    def make_layers(self, config: ModelConfig, source: WeightSource) -> Sequence[DecoderLayer]: ...
+
+    @abstractmethod
+    def rope_dim(self, config: ModelConfig) -> int:
+        """Dimensions of a head that are turned."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        source: WeightSource,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        max_positions: int,
+    ) -> None:
+        """``source`` gives tensors of ``dtype`` on ``device``; ``max_positions`` bounds the rope tables.
+
+        Raises:
+            WeightError: the checkpoint's tensors are not those of the config.
+        """
+        self.config = config
+        self.kv_shape = self.cache_shape(config)
+        size = (config.vocab_size, config.hidden_size)
+        embedding = source.take("model.embed_tokens.weight", size)
+        self.embed = Embedding(embedding)
+        self.layers = list(self.make_layers(config, source))
+        self.norm = RMSNorm(source.take("model.norm.weight", size[1:]), config.rms_norm_eps)
+        tied = config.tie_word_embeddings
+        # Tied: the lookup needs whole rows, the product a packed matrix, so a CPU holds both.
+        self.lm_head = Linear(embedding if tied else source.take("lm_head.weight", size), float_output=True)
+        source.finish((*self.ignored_tensors, "lm_head.weight") if tied else self.ignored_tensors)
+        self.rope = Rope(config.rope, self.rope_dim(config), max_positions, dtype, device)
+
+    @property
+    def weight_bytes(self) -> int:
+        return total_bytes(self.embed, self.lm_head, self.norm, *self.layers)
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,  # [T] int64
+        positions: torch.Tensor,  # [T] int64
+        attn: LayerAttention,
+        aux_layers: tuple[int, ...] = (),
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Residual stream after the last layer [T, H], and the *inputs* of ``aux_layers``, concatenated
+        in their order, [T, len(aux_layers) * H] (None without any). Layer ``num_layers`` stands for the
+        output of the last one.
+        """
+        hidden = self.embed(token_ids)
+        of_tokens = Positions(self.rope, positions)
+        aux = None
+        if aux_layers:
+            aux = hidden.new_empty(hidden.shape[0], len(aux_layers), hidden.shape[1])
+        for layer in self.layers:
+            self._capture(aux, aux_layers, layer.index, hidden)
+            hidden = layer(hidden, of_tokens, attn)
+        self._capture(aux, aux_layers, len(self.layers), hidden)
+        return hidden, None if aux is None else aux.flatten(1)
+
+    def _capture(
+        self, aux: torch.Tensor | None, aux_layers: tuple[int, ...], index: int, hidden: torch.Tensor
+    ) -> None:
+        """Copy the stream at once: the next layer adds to it in place. aux: [T, len(aux_layers), H]."""
+        for part, wanted in enumerate(aux_layers):
+            if wanted == index:
+                assert aux is not None
+                aux[:, part] = hidden
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden: [N, H], before the final norm -> [N, V] float32 (float64 in a float64 model)."""
+        return self.lm_head(hidden, norm=self.norm)
+
+    def linears(self) -> list[Linear]:
+        """All of them, the largest first."""
+        of_layers = [part for layer in self.layers for part in layer.linears()]
+        return [self.lm_head, *of_layers]
