@@ -63,7 +63,7 @@ def own_columns(
 def columns_of_running(target: Target, modes: Sequence[str], threshold: int) -> list[Column]:
     """Return the columns of a server that was running: one, or one a mode if its mode can be switched."""
     if not (target.is_ours and target.num_steps):
-        return [Column(target.name, "", target)]
+        return [Column(target.name, PLAIN if target.is_ours else "", target)]
     wanted = [PLAIN_WITH_DRAFTER if mode == PLAIN else mode for mode in modes]
     return [
         Column(f"{target.name}:{mode}", mode, target, mode_change(mode, threshold))

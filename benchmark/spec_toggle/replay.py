@@ -9,6 +9,7 @@ import asyncio
 import os
 import platform
 import random
+import shlex
 import sys
 import time
 from argparse import Namespace
@@ -117,7 +118,11 @@ def target_of(arguments: Namespace, stack: ExitStack) -> Target:
         return asyncio.run(probe(name, url, protocol, headers))
     threshold = "auto" if AUTO in arguments.modes else None  # so that it measures its costs
     launch = servers.embedded_arguments(threshold, arguments.num_steps)
-    launch += ["--max-running-requests", str(arguments.max_running_requests), *arguments.server_args.split()]
+    launch += [
+        "--max-running-requests",
+        str(arguments.max_running_requests),
+        *shlex.split(arguments.server_args),
+    ]
     process = stack.enter_context(servers.running_server("replay", launch, arguments.out))
     servers.wait_until_healthy(process, arguments.start_timeout)
     return asyncio.run(probe("server", process.base_url, protocol, headers, process))

@@ -77,7 +77,7 @@ def _cells(runs: Sequence[Whole]) -> list[str]:
 def _steps(runs: Sequence[Whole]) -> str:
     """Return the steps of each number of drafts; plain and speculative ones where only these are told."""
     drafts = sorted({int(name) for run in runs for name in run.by_drafts})
-    if any(drafts):
+    if drafts:
         return ", ".join(f"{k}: {sum(run.by_drafts.get(str(k), 0) for run in runs)}" for k in drafts)
     plain, spec = _sum([run.plain_steps for run in runs]), _sum([run.spec_steps for run in runs])
     return f"plain {plain}, speculative {spec}"

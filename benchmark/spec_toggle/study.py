@@ -10,6 +10,7 @@ import asyncio
 import os
 import platform
 import random
+import shlex
 import sys
 import time
 from argparse import Namespace
@@ -132,7 +133,8 @@ def start(name: str, arguments: Namespace, stack: ExitStack) -> Target:
     """Start the server without a drafter (``plain``) or the one with it (``drafting``)."""
     drafts = name != "plain"
     if arguments.launch_args is not None:
-        launch = arguments.launch_args.split() + (arguments.drafter_args.split() if drafts else [])
+        launch = shlex.split(arguments.launch_args)
+        launch += shlex.split(arguments.drafter_args) if drafts else []
     else:
         launch = servers.embedded_arguments(None, arguments.num_steps, drafter=drafts)
         launch += ["--max-total-tokens", str(arguments.max_total_tokens)]
@@ -140,7 +142,7 @@ def start(name: str, arguments: Namespace, stack: ExitStack) -> Target:
         launch += ["--max-running-requests", str(most)]
     if drafts and AUTO in arguments.modes:
         launch += ["--speculative-disable-bs-threshold", "auto"]  # so that it measures its costs
-    launch += arguments.server_args.split()
+    launch += shlex.split(arguments.server_args)
     process = stack.enter_context(servers.running_server(name, launch, arguments.out))
     servers.wait_until_healthy(process, arguments.start_timeout)
     protocol = PROTOCOLS[arguments.protocol] if arguments.protocol else None

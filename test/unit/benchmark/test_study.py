@@ -1,5 +1,6 @@
 """The study and the trace replay: against servers that generate nothing; what is made of their records."""
 
+import io
 import json
 import math
 import sys
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
+from benchmark import doc_section
 from benchmark.doc_section import SectionError, replace_section
 from benchmark.spec_toggle import replay, servers, study
 from benchmark.spec_toggle.client import StreamTrace
@@ -115,6 +117,23 @@ def test_wrong_input_is_answered_with_what_to_do(tmp_path: Path, capsys: pytest.
     with pytest.raises(ValueError, match="no section 'here': write the lines"):
         replace_section(tmp_path / "none.md", "here", "text")
     assert issubclass(SectionError, ValueError)
+
+
+def test_a_section_is_taken_from_standard_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = tmp_path / "doc.md"
+    document.write_text("<!-- begin a -->\n<!-- end a -->\n<!-- begin b -->\nkept\n<!-- end b -->\n")
+    for text in ("| first |", "| table |"):
+        monkeypatch.setattr("sys.stdin", io.StringIO(text))
+        assert doc_section.main([str(document), "a"]) == 0
+    assert document.read_text() == (
+        "<!-- begin a -->\n\n| table |\n\n<!-- end a -->\n<!-- begin b -->\nkept\n<!-- end b -->\n"
+    )
+    for text, name, message in (("", "a", "nothing came"), ("x", "c", "write the lines <!-- begin c -->")):
+        monkeypatch.setattr("sys.stdin", io.StringIO(text))
+        assert doc_section.main([str(document), name]) == 1
+        assert message in capsys.readouterr().err
 
 
 # Statistics.
