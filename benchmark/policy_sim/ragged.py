@@ -25,6 +25,7 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmark.policy_sim.structure import StepStructure, line, structure_of
+from benchmark.policy_sim.tables import rounded
 from benchmark.policy_sim.workload import DECAY, SPREAD, first_chance, request_chance
 from sglang.srt.model_executor.graph_sizes import default_sizes
 from sglang.srt.speculative.auto_table import AutoTable
@@ -237,7 +238,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.table is None:
         with args.out.open("w") as out:
             for found in run(args):
-                out.write(json.dumps(found) + "\n")
+                out.write(json.dumps(rounded(found)) + "\n")
                 out.flush()
     lines = [json.loads(text) for text in (args.table or args.out).read_text().splitlines()]
     print("\n".join(markdown(lines)))

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmark.policy_sim.engine import Simulation, Truth
 from benchmark.policy_sim.policies import Auto, Policy, Schedule, Threshold, best_schedule
 from benchmark.policy_sim.published import AcceptanceAverage, Exp3, Goodput, Ucb
-from benchmark.policy_sim.tables import markdown
+from benchmark.policy_sim.tables import markdown, rounded
 from benchmark.policy_sim.workload import (
     RECIPES,
     Phase,
@@ -38,7 +38,7 @@ from benchmark.traces import read_trace
 from sglang.srt.speculative.auto_table import AutoTable
 from sglang.srt.speculative.cost_table import CostTable
 
-THRESHOLDS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192)
+THRESHOLDS = (4, 8, 16, 32, 64, 96, 128, 192)
 CALIBRATION_LENGTH = 2.0  # tokens of a step with 3 drafts, of the workload an offline table is made with
 CALIBRATION_KV = 640  # tokens of a row's context there
 Make = Callable[[int], Policy]  # from a seed
@@ -78,7 +78,8 @@ def run(args: argparse.Namespace) -> Iterator[dict[str, object]]:
     made = policies(loaded.table, loaded.shape.num_steps)
     chosen = made if args.policy == ["all"] else {name: made[name] for name in args.policy}
     traces = list(RECIPES) if args.trace == ["all"] else args.trace
-    cases = [(t, n, seed) for t in traces for n in chosen for seed in range(args.seeds)]
+    seeds = range(args.first_seed, args.first_seed + args.seeds)
+    cases = [(t, n, seed) for t in traces for n in chosen for seed in seeds]
     for trace, name, seed in tqdm(cases, unit="run", disable=args.quiet):
         workload = workload_of(trace, seed, args.seconds, args.accept_length)
         truth = Truth(loaded.table, workload, loaded.shape.num_steps)
@@ -100,6 +101,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="JSONL, one line a run")
     parser.add_argument("--seconds", type=float, default=40.0, help="of a trace (default: %(default)s)")
     parser.add_argument("--seeds", type=int, default=2, help="runs of each case (default: %(default)s)")
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument(
         "--accept-length", type=float, default=2.0, help="tokens of a 3-draft step, of a file's requests"
     )
@@ -116,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.table is None:
         with args.out.open("w") as out:
             for line in run(args):
-                out.write(json.dumps(line) + "\n")
+                out.write(json.dumps(rounded(line)) + "\n")
                 out.flush()
     lines = [json.loads(text) for text in (args.table or args.out).read_text().splitlines()]
     print("\n".join(markdown(lines)))

@@ -1,4 +1,4 @@
-"""Markdown tables of what ``simulate.py`` wrote."""
+"""Markdown tables of what ``simulate.py`` wrote, and how it is written."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ from statistics import mean
 from typing import Any
 
 Line = dict[str, Any]
+
+
+def rounded(line: Line) -> Line:
+    """As it is kept in a file."""
+    return {name: round(value, 6) if isinstance(value, float) else value for name, value in line.items()}
 
 
 def markdown(lines: Sequence[Line]) -> list[str]:

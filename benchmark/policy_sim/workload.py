@@ -125,6 +125,11 @@ RECIPES: Final[Mapping[str, Recipe]] = {
         replace(_BASE, rate=16.0),
         tuple(Phase(n / 6, {"any": length}) for n, length in enumerate((2.5, 1.2, 2.0, 1.1, 2.8, 1.5))),
     ),
+    "collapse": Recipe(
+        POISSON,
+        replace(_BASE, rate=12.0),
+        tuple(Phase(n / 3, {"any": length}) for n, length in enumerate((2.5, 1.04, 2.5))),
+    ),
     "long": Recipe(POISSON, replace(_BASE, rate=2.5, prompt_len=8000, output_len=512, spread=0.8), _ONE),
     "costs-off": Recipe(
         DIURNAL,

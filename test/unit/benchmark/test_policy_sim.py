@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from benchmark.policy_sim import make_table, ragged, simulate
+from benchmark.policy_sim import best_lengths, make_table, ragged, simulate, tables
 from benchmark.policy_sim.engine import Result, Simulation, Truth
 from benchmark.policy_sim.policies import Auto, Outcome, Policy, Threshold, View, best_schedule
 from benchmark.policy_sim.published import AcceptanceAverage, Exp3, Goodput, Ucb
@@ -166,6 +166,18 @@ def test_outcomes_are_counted_by_depth_and_class() -> None:
     assert outcome.correct_by_depth(1) == (2, 1, 0)
 
 
+def test_best_lengths_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _write_table(tmp_path / "table.json")
+    best_lengths.main(["--costs", str(tmp_path / "table.json"), "--lengths", "1.05", "3.5", "--kv", "1000"])
+    low, high = capsys.readouterr().out.splitlines()[-2:]
+    assert low.split(" | ")[2] == "0" and high.split(" | ")[2] == "3"
+    length, gain = best_lengths.best(TABLE, 2.0, 256, 1000)
+    parts = chances(first_chance(2.0), 3)
+    rates = [tokens_of(parts[:k]) / TABLE.seconds(k, 256, 256_000) for k in range(4)]
+    assert rates[length] == max(rates)
+    assert gain == pytest.approx(max(rates) / max(rates[0], rates[3]) - 1)
+
+
 # ---- ragged ---------------------------------------------------------------------------------------
 
 
@@ -221,3 +233,18 @@ def test_flags_that_say_nothing(capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit):
             main([])
         assert "--costs and --out" in capsys.readouterr().err
+
+
+def test_the_document_shows_what_the_commands_print() -> None:
+    shown = (ROOT / "docs/policy_regret.md").read_text().splitlines()
+    data = ROOT / "docs/data/h200"
+    regrets = [json.loads(text) for text in (data / "policy_regret.jsonl").read_text().splitlines()]
+    gains = [json.loads(text) for text in (data / "ragged_gain.jsonl").read_text().splitlines()]
+    table = AutoTable.from_json((data / "auto_table_interpolated.json").read_text()).table
+    printed = [
+        *tables.markdown(regrets),
+        *ragged.markdown(gains),
+        *best_lengths.markdown(table, [1.3, 1.5, 2.0, 2.5], [1024, 16384]),
+    ]
+    assert [text for text in printed if text not in shown] == []
+    assert {line["trace"] for line in regrets} == set(RECIPES)
