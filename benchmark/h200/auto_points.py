@@ -8,7 +8,6 @@ so that every mode decodes the same text.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,6 +16,7 @@ from benchmark.h200.in_process import InProcess, Mode, StepRecord, fixed_modes
 from sglang.srt.speculative.simulate import SimulatedAcceptance
 
 FIRST = "first"  # the segment of auto just after the acceptance has changed
+GROWTH = 1 / 16  # of the context, and the batch is renewed: KV is half of a step's time where rows are many
 SETTLING = "settling"  # further ones, until what was seen before has lost its weight
 AUTO = Mode("auto", "auto")
 
@@ -116,9 +116,9 @@ class PointRunner:
         del self._engine.records[first:]
 
     def _settle(self, point: Point, limits: Limits) -> None:
-        began = time.perf_counter()
+        began = self._engine.clock.now()
         for _ in range(self._sizes.settling):
-            left = self._sizes.settling_s - (time.perf_counter() - began)
+            left = self._sizes.settling_s - (self._engine.clock.now() - began)
             if left <= 0:
                 return
             self._renew(point)
@@ -130,12 +130,13 @@ class PointRunner:
         self._engine.begin(self._prompts(point), longest, skip_prefill=self.makes_up)
 
     def _renew(self, point: Point) -> None:
-        """The same prompts again, where the text matters or the places run out."""
+        """The same prompts again: where the text matters, rows have grown, or the places run out."""
         scheduler = self._engine.scheduler
         free = scheduler.pages.num_free * self._engine.executor.info.page_size
         longest = max(request.kv_len_bound for request in scheduler.table.running())
+        grown = longest - point.context > point.context * GROWTH
         full = longest + self._room > self._engine.executor.info.context_len
-        if not self.makes_up or full or free < point.streams * self._room:
+        if not self.makes_up or grown or full or free < point.streams * self._room:
             self._engine.end()
             self._begin(point)
 
@@ -143,10 +144,10 @@ class PointRunner:
         engine = self._engine
         engine.set_mode(mode)
         engine.executor.label = f"{mode.name}/{number}"
-        began = time.perf_counter()
+        began = engine.clock.now()
         for step in range(1, limits.max_steps + 1):
             engine.step()
-            if step >= limits.min_steps and time.perf_counter() - began >= limits.seconds:
+            if step >= limits.min_steps and engine.clock.now() - began >= limits.seconds:
                 break
         engine.executor.label = ""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,6 +28,15 @@ from sglang.srt.speculative.toggle import Reason, decide_by_threshold
 THRESHOLD = "speculative_disable_bs_threshold"
 SCHEDULE = "speculative_bs_schedule"
 NO_CHUNKS = 10**9  # tokens of a prefill step: any prompts at once
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    now: Callable[[], float] = time.perf_counter
+    sleep: Callable[[float], None] = time.sleep
+
+
+REAL_TIME = Clock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +75,7 @@ def own_steps(info: ExecutorInfo) -> OwnSteps | None:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """A step as it was launched and came back. Moments are those of ``time.perf_counter``."""
+    """A step as it was launched and came back. Moments are those of the executor's clock."""
 
     label: str  # of the segment in which it was launched
     kind: str
@@ -93,8 +102,9 @@ class RecordingExecutor:
     So a batch of any context begins at once, and its rows read pages of their own as always.
     """
 
-    def __init__(self, executor: Executor) -> None:
+    def __init__(self, executor: Executor, clock: Clock = REAL_TIME) -> None:
         self._executor = executor
+        self._clock = clock
         self.label = ""
         self.skips_prefill = False
         self.records: list[StepRecord] = []
@@ -107,14 +117,14 @@ class RecordingExecutor:
     def launch(self, plan: StepPlan) -> PendingStep:
         if self.skips_prefill:
             plan = without_prefill(plan)
-        launched = time.perf_counter()
+        launched = self._clock.now()
         return _Recorded(self, plan, self._executor.launch(plan), self.label, launched)
 
     def shutdown(self) -> None:
         self._executor.shutdown()
 
     def note(self, plan: StepPlan, result: StepResult, label: str, launched_s: float) -> None:
-        done, num_rows = time.perf_counter(), len(plan.decode_slots)
+        done, num_rows = self._clock.now(), len(plan.decode_slots)
         accepted = [0] * (plan.draft_len + 1)
         assert not any(result.faults), "logits that are not finite: times mean nothing"
         for tokens in result.tokens[:num_rows]:
@@ -179,9 +189,11 @@ class InProcess:
         executor: Executor,
         config: SchedulerConfig | None = None,  # None: every row there is, prompts whole
         cache: PrefixCache | None = None,
+        clock: Clock = REAL_TIME,
     ) -> None:
         info = executor.info
-        self.executor = RecordingExecutor(executor)
+        self.executor = RecordingExecutor(executor, clock)
+        self.clock = clock
         self.finished: list[str] = []  # names; whoever reads them takes them away
         self._replies: list[ControlReply] = []
         self._num_sent = 0

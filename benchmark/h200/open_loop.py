@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,9 +27,10 @@ def run_trace(
     after_step: Callable[[], None] = lambda: None,
 ) -> None:
     """Requests come when the clock says so, whatever has been answered."""
-    began, ahead = time.perf_counter(), 0
+    clock = engine.clock
+    began, ahead = clock.now(), 0
     while ahead < len(trace) or engine.scheduler.has_work:
-        now = time.perf_counter() - began
+        now = clock.now() - began
         if until_s is not None and now >= until_s:
             return
         while ahead < len(trace) and trace[ahead].second <= now:
@@ -40,7 +40,7 @@ def run_trace(
             engine.step()
             after_step()
         else:
-            time.sleep(max(0.0, trace[ahead].second - now))
+            clock.sleep(max(1e-4, trace[ahead].second - now))  # rounding must not make it nothing
 
 
 @dataclass(frozen=True, slots=True)

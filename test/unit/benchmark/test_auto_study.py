@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from helpers.server import server_environment, write_tiny_pair
+from helpers.timed_executor import TimedExecutor, h200_costs
 from helpers.tiny_executor import tiny_executor
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,11 +30,13 @@ from benchmark.h200.auto_tables import (
 )
 from benchmark.h200.burst_stats import Gap, gaps, near_switch_ratio, p99
 from benchmark.h200.executors import Records
-from benchmark.h200.in_process import InProcess, StepRecord, fixed_modes, without_prefill
+from benchmark.h200.in_process import Clock, InProcess, StepRecord, fixed_modes, without_prefill
 from benchmark.h200.shapes import write_shapes
 from sglang.srt.managers.executor_settings import executor_args
 from sglang.srt.model_executor.step_plan import PrefillChunk, SlotAdmission, SlotSampling, StepKind, StepPlan
 from sglang.srt.server_args import ServerArgs
+from sglang.srt.speculative.cost_table import CostTable
+from sglang.srt.speculative.simulate import SimulatedAcceptance, SimulationSettings
 
 ROOT = Path(__file__).resolve().parents[3]
 MODES = {"plain", "k=1", "k=2", "always", "threshold", "auto"}
@@ -169,6 +172,27 @@ def test_only_the_last_token_of_a_prompt_is_left() -> None:
     first = replace(plan, prefill=(PrefillChunk(3, 0, (5, 6), 7),))
     with pytest.raises(AssertionError, match="not chunked"):
         without_prefill(first)
+
+
+@pytest.mark.parametrize("streams,best", [(2, "k=2"), (64, "k=1")])
+def test_on_a_clock_of_its_own(streams: int, best: str) -> None:
+    """Steps take what a table says: rates are arithmetic, and auto must find the best length by itself."""
+    simulated = SimulatedAcceptance(SimulationSettings(1.5, "geometric"), 3, "cpu")
+    costs, context = h200_costs(), 1024
+    executor = TimedExecutor(costs, lambda: simulated.survival, 64, 90_000, 4096, noise=0.01)
+    out = Records(None, "clock")
+    sizes = Sizes((streams,), (context,), 2, 0.1, 6, 12, 50, 1.2, 3, 1.2)
+    engine = InProcess(executor, clock=Clock(executor.clock, executor.sleep))
+    PointRunner(engine, sizes, 32, made_up_prompts(256), simulated, out).run(Point(1.5, context, streams))
+    (rates,) = points(out.lines).values()
+    table = CostTable.from_costs(costs, padded=False)
+    for k, mode in enumerate(("plain", "k=1", "k=2", "always")):
+        seconds = table.seconds(k, streams, streams * context)
+        expected = streams * (1 + sum(simulated.survival[:k])) / seconds
+        assert rates.by_mode[mode] == pytest.approx(expected, rel=0.03)
+    assert rates.best == best and rates.ratio("auto", best) > 0.97 and rates.ratio("auto", rates.better) > 1
+    held = "always" if streams < 32 else "plain"
+    assert rates.by_mode["threshold"] == pytest.approx(rates.by_mode[held], rel=0.03)
 
 
 # ---- tables ------------------------------------------------------------------------------------
