@@ -315,6 +315,23 @@ def test_drafts_neither_retract_nor_evict() -> None:
     assert harness.cache.match(_pairs([9] * 10)).pages and harness.scheduler._budget.num_evicted == 0
 
 
+@pytest.mark.parametrize("threshold", [0, None])
+def test_pages_are_added_for_many_steps_at_a_time_and_none_is_kept(threshold: int | None) -> None:
+    harness = SchedulerHarness(
+        spec=CHAIN, num_pages=2000, context_len=400, speculative_disable_bs_threshold=threshold
+    )
+    for start in range(4):
+        harness.send([start, 5], max_new_tokens=160)
+    harness.run()
+    harness.check_end()
+    decode = [plan for plan in harness.executor.plans if plan.decode_slots]
+    adding = [plan for plan in decode if plan.page_writes]
+    assert len(adding) < (len(decode) / 8 if threshold == 0 else len(decode) / 2)
+    # No row ever had a page that its text could not reach, the step in flight at its longest, nor a draft.
+    most = 2 + 160 - 1 + 2 * CHAIN.num_nodes(3)
+    assert all(write.start + len(write.pages) <= most for plan in adding for write in plan.page_writes)
+
+
 def _pairs(ids: list[int]) -> np.ndarray:
     return prefix_keys(ids, len(ids) - 1, pairs=True)
 

@@ -16,11 +16,11 @@ from sglang.srt.speculative.auto import AutoInput
 from sglang.srt.speculative.toggle import Decision
 
 SPARE_TOKENS = 32
-"""Places a row gets at a time beyond those of the step: page by page, adding them took a third of the host's
-time of a step."""
+"""Places a row gets at a time beyond those of the step: page by page, adding them was more than half of the
+host's time of a step."""
 
 SPARE_SHARE = 8
-"""Only while that is at most this part of the pages that can be had."""
+"""Fewer where all of these would be more than this part of the pages that can be had."""
 
 ShortRows = list[tuple[Request, int]]
 """Rows to which a step may have to add pages, with the bounds of their lengths."""
@@ -166,10 +166,12 @@ class DecodePlanner:
         reach, needs, budget = self._reach[draft_len], self._needs(short, draft_len), self._budget
         wanted = [(r, bound + reach) for r, bound in short if bound + reach > r.kv_allocated_len]
         count = needs.soon if draft_len else needs.plain
-        if needs.spec == needs.soon:
-            ample = [(r, max(kv_len, min(kv_len + SPARE_TOKENS, r.final_kv_len))) for r, kv_len in wanted]
+        room = budget.num_available * budget.page_size // (SPARE_SHARE * max(1, len(wanted)))
+        if needs.spec == needs.soon and room:
+            spare = min(SPARE_TOKENS, room)
+            ample = [(r, max(kv_len, min(kv_len + spare, r.final_kv_len))) for r, kv_len in wanted]
             ample_count = sum(budget.missing(request, kv_len) for request, kv_len in ample)
-            if ample_count * SPARE_SHARE <= budget.num_available:
+            if ample_count <= budget.num_available:
                 wanted, count = ample, ample_count
         budget.make_room(count)
         added = [budget.extend(request, kv_len) for request, kv_len in wanted]
