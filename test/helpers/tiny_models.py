@@ -25,7 +25,7 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 64,
 }
 
-_BASE_CONFIG: dict[str, Any] = {
+BASE_CONFIG: dict[str, Any] = {
     "vocab_size": 256,
     "hidden_size": 64,
     "intermediate_size": 128,
@@ -45,7 +45,7 @@ _BASE_CONFIG: dict[str, Any] = {
 
 def write_tiny_llama(folder: str | Path, seed: int = 0, **config: Any) -> Path:
     """Llama with llama3 rope scaling (sequences beyond 64 use all three of its bands)."""
-    fields = _BASE_CONFIG | {
+    fields = BASE_CONFIG | {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "head_dim": 16,
@@ -55,9 +55,20 @@ def write_tiny_llama(folder: str | Path, seed: int = 0, **config: Any) -> Path:
     return _write_target(folder, seed, fields | config)
 
 
+def write_tiny_mistral(folder: str | Path, seed: int = 0, **config: Any) -> Path:
+    """Mistral of after v0.1: no sliding window."""
+    fields = BASE_CONFIG | {
+        "architectures": ["MistralForCausalLM"],
+        "model_type": "mistral",
+        "head_dim": 24,
+        "sliding_window": None,
+    }
+    return _write_target(folder, seed, fields | config)
+
+
 def write_tiny_qwen2(folder: str | Path, seed: int = 0, **config: Any) -> Path:
     """Qwen2: biases on q, k and v, tied embeddings, no explicit head_dim."""
-    fields = _BASE_CONFIG | {
+    fields = BASE_CONFIG | {
         "architectures": ["Qwen2ForCausalLM"],
         "model_type": "qwen2",
         "tie_word_embeddings": True,
@@ -68,7 +79,7 @@ def write_tiny_qwen2(folder: str | Path, seed: int = 0, **config: Any) -> Path:
 
 def write_tiny_qwen3(folder: str | Path, seed: int = 0, **config: Any) -> Path:
     """Qwen3: q and k norms, head_dim 32 (not hidden / heads)."""
-    fields = _BASE_CONFIG | {
+    fields = BASE_CONFIG | {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
         "head_dim": 32,
@@ -154,7 +165,7 @@ def write_folder(folder: str | Path, config: dict[str, Any], tensors: Tensors, n
 
 def _write_target(folder: str | Path, seed: int, fields: dict[str, Any]) -> Path:
     num_shards = fields.pop("num_shards", 1)
-    return write_folder(folder, fields, _target_tensors(fields, seed), num_shards)
+    return write_folder(folder, fields, target_tensors(fields, seed), num_shards)
 
 
 def _read_target(folder: Path) -> Tensors:
@@ -164,7 +175,7 @@ def _read_target(folder: Path) -> Tensors:
     return tensors
 
 
-class _Draw:
+class Draw:
     """Random matrices that keep the size of what goes through them, times ``gain``."""
 
     def __init__(self, seed: int) -> None:
@@ -187,10 +198,11 @@ def _sizes(fields: dict[str, Any]) -> tuple[int, int, int, int]:
     return hidden, fields["intermediate_size"], heads * head_dim, fields["num_key_value_heads"] * head_dim
 
 
-def _target_tensors(fields: dict[str, Any], seed: int) -> Tensors:
-    draw = _Draw(seed)
+def target_tensors(fields: dict[str, Any], seed: int) -> Tensors:
+    draw = Draw(seed)
     hidden, inter, q_size, kv_size = _sizes(fields)
-    qwen2, qwen3 = fields["model_type"] == "qwen2", fields["model_type"] == "qwen3"
+    qwen2 = fields["model_type"] == "qwen2"
+    qk_norm = fields["model_type"] in ("qwen3", "qwen3_moe") or fields.get("use_qk_norm")
     vocab = fields["vocab_size"]
     tensors = {
         "model.embed_tokens.weight": draw.normal(vocab, hidden),
@@ -213,7 +225,7 @@ def _target_tensors(fields: dict[str, Any], seed: int) -> Tensors:
         tensors[f"{p}self_attn.o_proj.weight"] = draw.linear(hidden, q_size, 0.25)
         if fields.get("attention_bias"):
             tensors[f"{p}self_attn.o_proj.bias"] = draw.normal(hidden, std=0.1)
-        if qwen3:
+        if qk_norm:
             head_dim = fields["head_dim"]
             tensors[f"{p}self_attn.q_norm.weight"] = draw.norm(head_dim)
             tensors[f"{p}self_attn.k_norm.weight"] = draw.norm(head_dim)
@@ -232,7 +244,7 @@ def _eagle3_tensors(fields: dict[str, Any], target: Tensors, seed: int) -> Tenso
     alone), adds that place's embedding to the residual stream and takes away the hidden state that
     came in, so a chain of drafts stays as good as its first. lm_head and last norm are the target's.
     """
-    draw = _Draw(seed + 1_000_003)
+    draw = Draw(seed + 1_000_003)
     hidden, inter, q_size, kv_size = _sizes(fields)
     heads, kv_heads = fields["num_attention_heads"], fields["num_key_value_heads"]
     target_hidden = fields["target_hidden_size"]

@@ -1,4 +1,4 @@
-"""Llama, Qwen2 and Qwen3 against transformers: prefill, chunks, decode, several queries a row."""
+"""Models with grouped attention against transformers: prefill, chunks, decode, several queries a row."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 from helpers.run_model import Driver, load_target
-from helpers.tiny_models import write_tiny_llama, write_tiny_qwen2, write_tiny_qwen3
+from helpers.tiny_models import write_tiny_llama, write_tiny_mistral, write_tiny_qwen2, write_tiny_qwen3
+from helpers.tiny_moe import write_tiny_glm4_moe, write_tiny_qwen3_moe
 
 from sglang.srt.configs.model_config import DRAFT_ARCHITECTURES, TARGET_ARCHITECTURES
 from sglang.srt.layers.attention.base import PrefillRows
@@ -24,6 +25,12 @@ VARIANTS: dict[str, tuple[Writer, dict[str, Any]]] = {
     "qwen2": (write_tiny_qwen2, {}),
     "qwen2-untied-shards": (write_tiny_qwen2, {"tie_word_embeddings": False, "num_shards": 2}),
     "qwen3": (write_tiny_qwen3, {}),
+    "mistral": (write_tiny_mistral, {}),
+    "mistral-window-of-the-context": (write_tiny_mistral, {"sliding_window": 512}),
+    "qwen3-moe": (write_tiny_qwen3_moe, {}),
+    "qwen3-moe-raw": (write_tiny_qwen3_moe, {"norm_topk_prob": False, "mlp_only_layers": []}),
+    "glm4-moe": (write_tiny_glm4_moe, {}),
+    "glm4-moe-air": (write_tiny_glm4_moe, {"use_qk_norm": False, "n_group": 4, "topk_group": 2}),
 }
 NUM_TOKENS = 150  # beyond llama3's original 64 positions
 

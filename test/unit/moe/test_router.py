@@ -125,7 +125,7 @@ def test_which_layers_have_experts() -> None:
         ("DeepseekV3ForCausalLM", {"num_experts_per_tok": 9}, "9 experts a token, but only 8"),
         ("DeepseekV3ForCausalLM", {"n_group": 16, "topk_group": 8}, "a group of experts needs two"),
         ("DeepseekV3ForCausalLM", {"scoring_func": "softmax"}, "scoring_func 'softmax' is not supported"),
-        ("DeepseekV3ForCausalLM", {"first_k_dense_replace": -1}, "must be 0 or more, not -1"),
+        ("DeepseekV3ForCausalLM", {"first_k_dense_replace": -1}, "must be an integer of 0 or more, not -1"),
         ("DeepseekV2ForCausalLM", {"topk_method": "noaux_tc"}, "topk_method 'noaux_tc' is not supported"),
         ("DeepseekV2ForCausalLM", {"norm_topk_prob": True}, "norm_topk_prob is not supported with softmax"),
         ("DeepseekV2ForCausalLM", {"moe_intermediate_size": None}, "lacks 'moe_intermediate_size'"),

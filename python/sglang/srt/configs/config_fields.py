@@ -44,6 +44,13 @@ class ConfigFields:
             raise ModelConfigError(f"{self.where}: {name!r} must be a positive integer, not {value!r}")
         return value
 
+    def count(self, name: str, default: int | None = None) -> int:
+        """An integer that may be 0."""
+        value = self._value(name, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise ModelConfigError(f"{self.where}: {name!r} must be an integer of 0 or more, not {value!r}")
+        return value
+
     def optional_integer(self, name: str) -> int | None:
         return self.integer(name) if self.has(name) else None
 

@@ -5,16 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from sglang.srt.configs.config_fields import ConfigFields, ModelConfigError, read_json_object
 from sglang.srt.configs.draft_config import DraftConfig, read_draft
+from sglang.srt.configs.moe_config import MoEConfig, read_moe
+from sglang.srt.configs.quant_config import QuantConfig, read_quant
 from sglang.srt.configs.rope_config import RopeConfig, read_rope
 
 __all__ = ["ModelConfig", "ModelConfigError", "TARGET_ARCHITECTURES", "DRAFT_ARCHITECTURES"]
 
-TARGET_ARCHITECTURES: Final = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+TARGET_ARCHITECTURES: Final = (
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "Qwen3MoeForCausalLM",
+    "Glm4MoeForCausalLM",
+)
 DRAFT_ARCHITECTURES: Final = ("LlamaForCausalLMEagle3",)
+
+_PARTIAL_ROPE: Final[Mapping[str, float]] = MappingProxyType({"Glm4MoeForCausalLM": 0.5})
+"""Families that turn a part of a head: which, where their files don't say."""
 
 _DTYPES: Final = ("float64", "float32", "bfloat16", "float16")
 _SAMPLING_DEFAULTS: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -36,13 +49,17 @@ class ModelConfig:
     rope: RopeConfig
     tie_word_embeddings: bool
     attention_bias: bool  # as in the file; Qwen2 has biases on q, k and v without saying so
+    qk_norm: bool  # as in the file, where only GLM's says so; Qwen3 has it all the same
     mlp_bias: bool
     dtype: str  # of the checkpoint: "float32", "bfloat16", …
     context_len: int  # most tokens of one request
     eos_ids: tuple[int, ...]
     bos_id: int | None
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)  # of generation_config.json
+    num_nextn_layers: int = 0  # draft heads stored as layers after the last one
+    moe: MoEConfig | None = None  # of a mixture of experts
     draft: DraftConfig | None = None  # of a draft model
+    quant: QuantConfig | None = None  # of a quantised checkpoint
 
     @classmethod
     def from_folder(cls, path: str | Path, context_length: int | None = None) -> ModelConfig:
@@ -117,11 +134,17 @@ def _build(
     num_kv_heads = fields.integer("num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
         raise ModelConfigError(f"{fields.where}: {num_heads} heads can't share {num_kv_heads} KV heads")
+    head_dim = fields.integer("head_dim", max(hidden_size // num_heads, 1))
     max_positions = fields.integer("max_position_embeddings", 2048)
-    rope = read_rope(fields, max_positions)
+    rope = read_rope(fields, max_positions, _PARTIAL_ROPE.get(architecture))
+    if rope.turned(head_dim) % 2:
+        raise ModelConfigError(f"{fields.where}: an odd number of a head's {head_dim} dimensions is turned")
     own_context = _context_len(fields, rope, max_positions)
     if draft is None:
         _check_context(fields, context_length, own_context)
+    context_len = own_context if context_length is None else context_length
+    _refuse_window(fields, architecture, context_len)
+    num_layers = fields.integer("num_hidden_layers")
     eos_ids = fields.integers("eos_token_id") + generation.integers("eos_token_id")
     bos_ids = fields.integers("bos_token_id")
     return cls(
@@ -131,21 +154,25 @@ def _build(
         vocab_size=fields.integer("vocab_size"),
         hidden_size=hidden_size,
         intermediate_size=fields.integer("intermediate_size"),
-        num_layers=fields.integer("num_hidden_layers"),
+        num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
-        head_dim=fields.integer("head_dim", max(hidden_size // num_heads, 1)),
+        head_dim=head_dim,
         rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
         rope=rope,
         tie_word_embeddings=fields.flag("tie_word_embeddings"),
         attention_bias=fields.flag("attention_bias"),
+        qk_norm=fields.flag("use_qk_norm"),
         mlp_bias=fields.flag("mlp_bias"),
         dtype=_dtype(fields),
-        context_len=own_context if context_length is None else context_length,
+        context_len=context_len,
         eos_ids=tuple(dict.fromkeys(eos_ids)),
         bos_id=bos_ids[0] if bos_ids else None,
         sampling_defaults=_sampling_defaults(generation),
+        num_nextn_layers=fields.count("num_nextn_predict_layers", fields.count("num_mtp_layers", 0)),
+        moe=read_moe(fields, architecture, num_layers),
         draft=draft,
+        quant=read_quant(path),
     )
 
 
@@ -154,10 +181,20 @@ def _refuse_unsupported(fields: ConfigFields) -> None:
         raise ModelConfigError(
             f"{fields.where}: hidden_act {activation!r} is not supported (supported: silu)"
         )
-    if fields.has("quantization_config"):
-        raise ModelConfigError(f"{fields.where}: quantized checkpoints are not supported")
     if fields.flag("use_sliding_window"):
         raise ModelConfigError(f"{fields.where}: use_sliding_window is not supported")
+
+
+def _refuse_window(fields: ConfigFields, architecture: str, context_len: int) -> None:
+    """Mistral's window reaches over the whole context, or it would be used."""
+    if architecture != "MistralForCausalLM":
+        return
+    window = 4096 if "sliding_window" not in fields.raw else fields.optional_integer("sliding_window")
+    if window is not None and window < context_len:
+        raise ModelConfigError(
+            f"{fields.where}: sliding windows are not supported, and the model's {window} is shorter than the"
+            f" context of {context_len}: use --context-length {window}"
+        )
 
 
 def _read_generation(path: Path) -> ConfigFields:

@@ -77,7 +77,7 @@ def _deepseek_v2(fields: ConfigFields, num_layers: int) -> MoEConfig:
         top_k=fields.integer("num_experts_per_tok"),
         intermediate_size=fields.integer("moe_intermediate_size"),
         layers=_after_dense(fields, num_layers),
-        num_shared=_num_shared(fields),
+        num_shared=fields.count("n_shared_experts", 1),
         scaling_factor=fields.number("routed_scaling_factor", 1.0),
         num_groups=fields.integer("n_group") if grouped else 1,
         topk_groups=fields.integer("topk_group") if grouped else 1,
@@ -99,7 +99,7 @@ def _deepseek_v3(fields: ConfigFields, num_layers: int) -> MoEConfig:
         top_k=fields.integer("num_experts_per_tok"),
         intermediate_size=fields.integer("moe_intermediate_size"),
         layers=_after_dense(fields, num_layers),
-        num_shared=_num_shared(fields),
+        num_shared=fields.count("n_shared_experts", 1),
         scoring="sigmoid",
         renormalise=fields.flag("norm_topk_prob", True),
         scaling_factor=fields.number("routed_scaling_factor", 1.0),
@@ -129,19 +129,12 @@ def _num_experts(fields: ConfigFields) -> int:
     return fields.integer(name)
 
 
-def _num_shared(fields: ConfigFields) -> int:
-    """0 is a value here."""
-    return 0 if fields.raw.get("n_shared_experts") == 0 else fields.integer("n_shared_experts", 1)
-
-
 def _after_dense(fields: ConfigFields, num_layers: int) -> tuple[int, ...]:
     """The first layers have a plain MLP; then every ``moe_layer_freq``-th one has experts. Some files name
     the kind of every layer instead (``mlp_layer_types``, dense or sparse)."""
     if isinstance(kinds := fields.raw.get("mlp_layer_types"), list):
         return tuple(i for i, kind in enumerate(kinds[:num_layers]) if kind == "sparse")
-    first, every = fields.raw.get("first_k_dense_replace"), fields.integer("moe_layer_freq", 1)
-    if isinstance(first, bool) or not isinstance(first, int) or first < 0:
-        raise ModelConfigError(f"{fields.where}: 'first_k_dense_replace' must be 0 or more, not {first!r}")
+    first, every = fields.count("first_k_dense_replace"), fields.integer("moe_layer_freq", 1)
     return tuple(i for i in range(num_layers) if i >= first and i % every == 0)
 
 

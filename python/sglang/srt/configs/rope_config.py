@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from sglang.srt.configs.config_fields import ConfigFields, ModelConfigError
@@ -26,10 +26,17 @@ class RopeConfig:
     mscale: float | None = None  # yarn, DeepSeek's fields
     mscale_all_dim: float | None = None
     truncate: bool = True  # yarn: whole dimensions as the ends of the ramp
+    partial: float = 1.0  # part of a head that is turned, its first dimensions
+
+    def turned(self, head_dim: int) -> int:
+        """Dimensions of a head that are turned."""
+        return int(head_dim * self.partial)
 
 
-def read_rope(fields: ConfigFields, max_positions: int) -> RopeConfig:
+def read_rope(fields: ConfigFields, max_positions: int, partial: float | None = None) -> RopeConfig:
     """From ``rope_parameters`` (transformers 5) or ``rope_theta`` and ``rope_scaling`` (older).
+
+    ``partial``: the family turns this part of a head unless its file says otherwise; None: all of it.
 
     Raises:
         ModelConfigError: a kind that isn't supported, or lacking fields.
@@ -40,8 +47,17 @@ def read_rope(fields: ConfigFields, max_positions: int) -> RopeConfig:
     else:
         rope = fields.child("rope_scaling")
         theta = fields.number("rope_theta", 10000.0)
-    if rope.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0)) != 1.0:
+    given = rope.number("partial_rotary_factor", fields.number("partial_rotary_factor", partial or 1.0))
+    if given != 1.0 and partial is None:
         raise ModelConfigError(f"{rope.where}: partial_rotary_factor other than 1 is not supported")
+    if not 0.0 < given <= 1.0:
+        raise ModelConfigError(
+            f"{rope.where}: partial_rotary_factor must be above 0 and at most 1, not {given}"
+        )
+    return replace(_read_kind(rope, theta, max_positions), partial=given)
+
+
+def _read_kind(rope: ConfigFields, theta: float, max_positions: int) -> RopeConfig:
     kind = rope.text("rope_type", rope.text("type", "default"))
     if kind not in ROPE_KINDS:
         raise ModelConfigError(

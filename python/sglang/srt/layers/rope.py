@@ -21,11 +21,14 @@ class RopeAngles:
     sin: torch.Tensor  # [T, 1, d]; the first half is negated
 
     def rotate(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [T, heads, d] -> same shape and dtype; computed in the tables' dtype."""
-        wide = x.to(self.cos.dtype)
-        half = x.shape[-1] // 2
-        turned = torch.addcmul(wide * self.cos, wide.roll(half, dims=-1), self.sin)
-        return turned.to(x.dtype)
+        """x: [T, heads, d] -> same shape and dtype; computed in the tables' dtype.
+
+        Of a head that is wider than the tables only its first dimensions are turned.
+        """
+        size = self.cos.shape[-1]
+        wide = x[..., :size].to(self.cos.dtype)
+        turned = torch.addcmul(wide * self.cos, wide.roll(size // 2, dims=-1), self.sin).to(x.dtype)
+        return turned if size == x.shape[-1] else torch.cat((turned, x[..., size:]), dim=-1)
 
 
 class Rope:

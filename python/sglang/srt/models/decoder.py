@@ -85,7 +85,9 @@ class DecoderModel(ABC):
         tied = config.tie_word_embeddings
         # Tied: the lookup needs whole rows, the product a packed matrix, so a CPU holds both.
         self.lm_head = Linear(embedding if tied else source.take("lm_head.weight", size), float_output=True)
-        source.finish((*self.ignored_tensors, "lm_head.weight") if tied else self.ignored_tensors)
+        nextn = range(config.num_layers, config.num_layers + config.num_nextn_layers)
+        ignored = (*self.ignored_tensors, *(f"model.layers.{i}.*" for i in nextn))
+        source.finish((*ignored, "lm_head.weight") if tied else ignored)
         self.rope = Rope(config.rope, self.rope_dim(config), max_positions, dtype, device)
 
     @property

@@ -11,6 +11,7 @@ from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.layers.attention.base import LayerAttention
 from sglang.srt.layers.attention.heads import HeadProduct, Positions
 from sglang.srt.layers.linear import Linear
+from sglang.srt.layers.moe.layer import MLP
 from sglang.srt.layers.norm import RMSNorm
 from sglang.srt.mem_cache.kv_pool import MHAKVPool
 from sglang.srt.model_loader.weight_source import WeightSource
@@ -74,8 +75,11 @@ class GatedMLP:
 class DenseLayer:
     """One decoder layer; adds its two blocks to the residual stream."""
 
-    def __init__(self, config: ModelConfig, traits: DenseTraits, source: WeightSource, index: int) -> None:
+    def __init__(
+        self, config: ModelConfig, traits: DenseTraits, source: WeightSource, index: int, mlp: MLP
+    ) -> None:
         self.index = index
+        self.mlp = mlp
         self.num_heads, self.num_kv_heads = config.num_heads, config.num_kv_heads
         self.head_dim = d = config.head_dim
         prefix, hidden = f"model.layers.{index}.", config.hidden_size
@@ -85,7 +89,6 @@ class DenseLayer:
         self.qkv = take_linear(source, qkv, hidden, traits.qkv_bias)
         self.o = take_linear(source, [(f"{attn}o_proj", hidden)], q_size, traits.o_bias)
         self.qk_norm = self._take_qk_norm(config, source, attn) if traits.qk_norm else None
-        self.mlp = GatedMLP(source, f"{prefix}mlp.", hidden, config.intermediate_size, traits.mlp_bias)
         eps = config.rms_norm_eps
         self.input_norm = RMSNorm(source.take(f"{prefix}input_layernorm.weight", (hidden,)), eps)
         self.post_norm = RMSNorm(source.take(f"{prefix}post_attention_layernorm.weight", (hidden,)), eps)
@@ -112,7 +115,7 @@ class DenseLayer:
 
 
 class DenseModel(DecoderModel):
-    """Families override ``traits``."""
+    """Families override ``traits``, and ``make_mlp`` where a layer may have another one."""
 
     @classmethod
     def traits(cls, config: ModelConfig) -> DenseTraits:
@@ -122,8 +125,16 @@ class DenseModel(DecoderModel):
         return KVShape(config.num_layers, config.num_kv_heads, config.head_dim)
 
     def rope_dim(self, config: ModelConfig) -> int:
-        return config.head_dim
+        return config.rope.turned(config.head_dim)
 
     def make_layers(self, config: ModelConfig, source: WeightSource) -> Sequence[DecoderLayer]:
         traits = self.traits(config)
-        return [DenseLayer(config, traits, source, i) for i in range(config.num_layers)]
+        return [
+            DenseLayer(config, traits, source, i, self.make_mlp(config, source, i))
+            for i in range(config.num_layers)
+        ]
+
+    def make_mlp(self, config: ModelConfig, source: WeightSource, index: int) -> MLP:
+        """Of layer ``index``."""
+        prefix, bias = f"model.layers.{index}.mlp.", self.traits(config).mlp_bias
+        return GatedMLP(source, prefix, config.hidden_size, config.intermediate_size, bias)

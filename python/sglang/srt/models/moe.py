@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.configs.moe_config import MoEConfig
 from sglang.srt.layers.moe.experts import Experts
-from sglang.srt.layers.moe.layer import MoE
+from sglang.srt.layers.moe.layer import MLP, MoE
 from sglang.srt.model_loader.weight_source import WeightSource
 from sglang.srt.models.dense import GatedMLP
 
@@ -24,6 +25,14 @@ def take_moe(source: WeightSource, prefix: str, hidden_size: int, config: MoECon
         shared = GatedMLP(source, f"{prefix}shared_experts.", hidden_size, size, bias=False)
     experts = _take_experts(source, f"{prefix}experts.", hidden_size, config)
     return MoE(config, gate, bias, experts, shared)
+
+
+def take_mlp(source: WeightSource, config: ModelConfig, index: int) -> MLP:
+    """Of layer ``index``: experts, or a plain MLP where the layer has none."""
+    prefix = f"model.layers.{index}.mlp."
+    if config.moe is not None and index in config.moe.layers:
+        return take_moe(source, prefix, config.hidden_size, config.moe)
+    return GatedMLP(source, prefix, config.hidden_size, config.intermediate_size, bias=False)
 
 
 def _take_experts(source: WeightSource, prefix: str, hidden: int, config: MoEConfig) -> Experts:

@@ -11,16 +11,22 @@ import torch
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.model_loader.weight_source import WeightSource
 from sglang.srt.models.decoder import DecoderModel
+from sglang.srt.models.glm4_moe import Glm4MoeForCausalLM
 from sglang.srt.models.llama import LlamaForCausalLM
 from sglang.srt.models.llama_eagle3 import LlamaEagle3
+from sglang.srt.models.mistral import MistralForCausalLM
 from sglang.srt.models.qwen2 import Qwen2ForCausalLM
 from sglang.srt.models.qwen3 import Qwen3ForCausalLM
+from sglang.srt.models.qwen3_moe import Qwen3MoeForCausalLM
 
 TARGETS: Final[Mapping[str, type[DecoderModel]]] = MappingProxyType(
     {
         "LlamaForCausalLM": LlamaForCausalLM,
+        "MistralForCausalLM": MistralForCausalLM,
         "Qwen2ForCausalLM": Qwen2ForCausalLM,
         "Qwen3ForCausalLM": Qwen3ForCausalLM,
+        "Qwen3MoeForCausalLM": Qwen3MoeForCausalLM,
+        "Glm4MoeForCausalLM": Glm4MoeForCausalLM,
     }
 )
 DRAFTERS: Final[Mapping[str, type[LlamaEagle3]]] = MappingProxyType({"LlamaForCausalLMEagle3": LlamaEagle3})

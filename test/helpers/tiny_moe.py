@@ -1,0 +1,87 @@
+"""Tiny random mixtures of experts, with the names and layouts of real checkpoints (see ``tiny_models``)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from helpers.tiny_models import BASE_CONFIG, Draw, Tensors, target_tensors, write_folder
+
+
+def write_tiny_qwen3_moe(folder: str | Path, seed: int = 0, **config: Any) -> Path:
+    """The first layer has a plain MLP."""
+    fields = BASE_CONFIG | {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "head_dim": 32,
+        "attention_bias": False,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "norm_topk_prob": True,
+        "mlp_only_layers": [0],
+        "decoder_sparse_step": 1,
+        "use_sliding_window": False,
+    }
+    fields |= config
+    tensors = target_tensors(fields, seed)
+    layers = [i for i in range(fields["num_hidden_layers"]) if i not in fields["mlp_only_layers"]]
+    _put_experts(tensors, fields, layers, fields["num_experts"], Draw(seed + 1))
+    return write_folder(folder, fields, tensors)
+
+
+def write_tiny_glm4_moe(folder: str | Path, seed: int = 0, **config: Any) -> Path:
+    """GLM-4.5: half of each head is turned, biases on q, k and v alone, a NextN layer after the last one."""
+    fields = BASE_CONFIG | {
+        "architectures": ["Glm4MoeForCausalLM"],
+        "model_type": "glm4_moe",
+        "head_dim": 32,
+        "partial_rotary_factor": 0.5,
+        "attention_bias": True,
+        "use_qk_norm": True,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 32,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "n_group": 1,
+        "topk_group": 1,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.5,
+        "num_nextn_predict_layers": 1,
+    }
+    fields |= config
+    draw, hidden, last = Draw(seed + 1), fields["hidden_size"], fields["num_hidden_layers"]
+    tensors = target_tensors(fields, seed)
+    tensors = {name: t for name, t in tensors.items() if not name.endswith("o_proj.bias")}
+    layers = list(range(fields["first_k_dense_replace"], last))
+    _put_experts(tensors, fields, layers, fields["n_routed_experts"], draw)
+    for name in ("enorm", "hnorm", "shared_head.norm"):
+        tensors[f"model.layers.{last}.{name}.weight"] = draw.norm(hidden)
+    tensors[f"model.layers.{last}.eh_proj.weight"] = draw.linear(hidden, 2 * hidden)
+    return write_folder(folder, fields, tensors)
+
+
+def _put_experts(
+    tensors: Tensors, fields: dict[str, Any], layers: list[int], num_experts: int, draw: Draw
+) -> None:
+    """Instead of the plain MLPs of ``layers``. What a layer adds stays as small as theirs."""
+    hidden, size = fields["hidden_size"], fields["moe_intermediate_size"]
+    for layer in layers:
+        mlp = f"model.layers.{layer}.mlp."
+        for name in [name for name in tensors if name.startswith(mlp)]:
+            del tensors[name]
+        tensors[f"{mlp}gate.weight"] = draw.linear(num_experts, hidden, 1.5)
+        if "n_routed_experts" in fields:
+            tensors[f"{mlp}gate.e_score_correction_bias"] = draw.normal(num_experts, std=0.3)
+        parts = [f"{mlp}experts.{e}." for e in range(num_experts)]
+        if shared := fields.get("n_shared_experts"):
+            _put_mlp(tensors, f"{mlp}shared_experts.", hidden, size * shared, draw)
+        for part in parts:
+            _put_mlp(tensors, part, hidden, size, draw)
+
+
+def _put_mlp(tensors: Tensors, prefix: str, hidden: int, size: int, draw: Draw) -> None:
+    tensors[f"{prefix}gate_proj.weight"] = draw.linear(size, hidden)
+    tensors[f"{prefix}up_proj.weight"] = draw.linear(size, hidden)
+    tensors[f"{prefix}down_proj.weight"] = draw.linear(hidden, size, 0.2)
