@@ -323,7 +323,8 @@ def test_other_heads_and_caches_fit() -> None:
 )
 def test_fits_beside_another_program(shape: AttentionShape, norms: bool, info: DeviceInfo) -> None:
     for query_len in (1, 4, 8):
-        for view in views(query_len):
+        # Drafters, whose levels lie in scratch places, norm no heads.
+        for view in views(query_len)[: 2 if norms else None]:
             launch, plan = launch_of(shape, view, norms, info)
             assert can_turn(plan)
             (made,) = check(launch, archs=(info.arch,))

