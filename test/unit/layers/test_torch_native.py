@@ -10,7 +10,7 @@ from helpers.products import product_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang.srt.layers.attention import torch_native
+from sglang.srt.layers.attention import rows as row_places
 from sglang.srt.layers.attention.base import Block, DecodeRows, PrefillRows, ScratchRows
 from sglang.srt.layers.attention.torch_native import TorchNativeAttention
 from sglang.srt.mem_cache.kv_pool import MHAKVPool
@@ -91,7 +91,7 @@ def test_large_results_in_half_precision_are_finite() -> None:
     pool.kv.fill_(100)
     backend = TorchNativeAttention(pool, torch.arange(200, dtype=torch.int32).view(2, 100))
     q, kv = torch.ones(64, NQ, D).half(), torch.full((64, NKV, D), 100).half()
-    with patch.object(torch_native._DecodeLayers, "_attend_apart", side_effect=AssertionError):
+    with patch.object(row_places, "_attend_apart", side_effect=AssertionError):
         out = backend.decode(DecodeRows(torch.tensor([1]), torch.tensor([30]), 30, 64))(
             0, product_of(q, kv, kv)
         )
@@ -121,7 +121,7 @@ def test_decode_and_verify(
     num = len(slots) * num_queries
     q, k, v = world.draw(num, NQ), world.draw(num, NKV), world.draw(num, NKV)
     rows = DecodeRows(slots, lens, int(lens.max()) + 3, num_queries, block, mask)
-    with patch.object(torch_native, "SHORT_ROW", short_row):
+    with patch.object(row_places, "SHORT_ROW", short_row):
         got = world.backend.decode(rows)(LAYER, product_of(q, k, v))
     expected = []
     for r, slot in enumerate(slots.tolist()):
@@ -147,7 +147,7 @@ def test_block_none_writes_nothing(world_args: dict[str, object], num_queries: i
     before = world.pool.kv.clone()
     q = world.draw(len(slots) * num_queries, NQ)
     rows = DecodeRows(slots, lens, int(lens.max()), num_queries, Block.NONE)
-    with patch.object(torch_native, "SHORT_ROW", short_row):
+    with patch.object(row_places, "SHORT_ROW", short_row):
         got = world.backend.decode(rows)(LAYER, product_of(q))
     assert torch.equal(world.pool.kv.nan_to_num(7.0), before.nan_to_num(7.0))
     expected = []

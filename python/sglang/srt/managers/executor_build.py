@@ -11,17 +11,21 @@ from importlib.util import find_spec
 import torch
 
 from sglang.srt.configs.executor_args import ExecutorArgs
+from sglang.srt.layers.attention.base import AttentionBackend
+from sglang.srt.layers.attention.mla_native import TorchNativeMLA
 from sglang.srt.layers.attention.torch_native import TorchNativeAttention
 from sglang.srt.managers.executor_build_models import (
     ExecutorArgsError,
     LoadedModels,
     load_models,
     make_mha_pool,
+    make_pool,
     max_spec_rows,
     page_budget,
     worker_config,
 )
 from sglang.srt.mem_cache.kv_pool import MHAKVPool
+from sglang.srt.mem_cache.mla_pool import MLAKVPool
 from sglang.srt.mem_cache.pool import KVPool
 from sglang.srt.model_executor.accept import TokenRewriter
 from sglang.srt.model_executor.config import WorkerConfig
@@ -191,8 +195,10 @@ def _step_bytes(args: ExecutorArgs, models: LoadedModels, kv_bytes: int) -> int:
 def _assemble(args: ExecutorArgs, config: WorkerConfig, models: LoadedModels) -> Worker:
     state = SlotState(config)
     sampler = Sampler(config.num_rows, config.vocab_size, config.device)
-    pool = make_mha_pool(models.target.kv_shape, config)
-    backend = _backend(args.attention_backend, pool, state)
+    if args.attention_backend != "torch_native":
+        raise ExecutorArgsError(f"attention backend {args.attention_backend!r} is not one of: torch_native")
+    pool = make_pool(models.target.kv_shape, config)
+    backend = _backend(pool, state)
     pools: tuple[KVPool, ...] = (pool,)
     drafter = None
     if models.drafter is not None and config.spec is not None:
@@ -201,7 +207,7 @@ def _assemble(args: ExecutorArgs, config: WorkerConfig, models: LoadedModels) ->
         drafter = EAGLEWorkerV2(
             models.drafter,
             draft_pool,
-            _backend(args.attention_backend, draft_pool, state),
+            TorchNativeAttention(draft_pool, state.page_table),
             sampler.states,
             config.spec,
             models.drafter.aux_layers,
@@ -210,7 +216,8 @@ def _assemble(args: ExecutorArgs, config: WorkerConfig, models: LoadedModels) ->
     return Worker(config, state, sampler, pools, drafter, runner)
 
 
-def _backend(name: str, pool: MHAKVPool, state: SlotState) -> TorchNativeAttention:
-    if name != "torch_native":
-        raise ExecutorArgsError(f"attention backend {name!r} is not one of: torch_native")
+def _backend(pool: KVPool, state: SlotState) -> AttentionBackend:
+    if isinstance(pool, MLAKVPool):
+        return TorchNativeMLA(pool, state.page_table)
+    assert isinstance(pool, MHAKVPool)
     return TorchNativeAttention(pool, state.page_table)

@@ -11,7 +11,13 @@ from typing import Protocol
 
 import torch
 
-from sglang.srt.layers.attention.base import AttentionBackend, Block, DecodeRows, LayerAttention, ScratchRows
+from sglang.srt.layers.attention.base import (
+    Block,
+    DecodeRows,
+    DraftAttentionBackend,
+    LayerAttention,
+    ScratchRows,
+)
 from sglang.srt.model_executor.drafter import DraftContext, DraftTree
 from sglang.srt.model_executor.step_plan import SpecShape
 from sglang.srt.sampling.states import SamplingStates
@@ -54,7 +60,7 @@ class EAGLEWorkerV2:
         self,
         model: DraftModel,
         pool: KVWriter,
-        backend: AttentionBackend,  # bound to ``pool``
+        backend: DraftAttentionBackend,  # bound to ``pool``
         states: SamplingStates,
         spec: SpecShape,
         aux_layers: tuple[int, ...],

@@ -16,6 +16,10 @@ from typing import Protocol
 import torch
 
 from sglang.srt.layers.attention.heads import HeadProduct
+from sglang.srt.layers.attention.mla import LatentProduct
+
+Product = HeadProduct | LatentProduct
+"""What a layer hands to its attention; a backend is of one kind, as its pool is."""
 
 
 class Block(Enum):
@@ -66,11 +70,11 @@ class PrefillRows:
 class LayerAttention(Protocol):
     """Attention of one step, called by every layer in turn.
 
-    Norms and turns the heads of the product, writes k and v to the pool at the places of this step's
-    tokens (with Block.NONE there are none), then attends; returns [T, nq, d].
+    Makes what the cache keeps of the product, writes it to the pool at the places of this step's tokens
+    (with Block.NONE there is nothing to write), then attends; returns [T, nq, d], d being V's.
     """
 
-    def __call__(self, layer: int, product: HeadProduct) -> torch.Tensor: ...
+    def __call__(self, layer: int, product: Product) -> torch.Tensor: ...
 
 
 class AttentionBackend(Protocol):
@@ -84,11 +88,15 @@ class AttentionBackend(Protocol):
         """Tokens of the decode rows first (Q = 1), then those of the prefill rows."""
         ...
 
-    def scratch(self, rows: ScratchRows) -> LayerAttention: ...
-
     def places(self, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Pool places of (slot, position) pairs; same shape as its arguments, int64."""
         ...
+
+
+class DraftAttentionBackend(AttentionBackend, Protocol):
+    """What drafters that build trees need beside it."""
+
+    def scratch(self, rows: ScratchRows) -> LayerAttention: ...
 
 
 def pool_places(

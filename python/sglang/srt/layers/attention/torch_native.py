@@ -1,34 +1,29 @@
 """Attention in plain PyTorch: the backend of CPUs, and the reference of the others.
 
-All index arithmetic is done once a step; a layer then gathers K and V of all its rows with one call
-and attends with one call (decode, verify, draft; prefill takes its chunks one by one). Rows of very
-different lengths are taken apart by length, for a row is padded to the longest one beside it.
-
-A place that a row must not see may hold anything, NaN included, and a masked V is still multiplied
-(by 0): so every such place is *redirected* to the row's own position 0 before the gather.
+All index arithmetic is done once a step (``rows.py``); a layer then gathers K and V of all its rows with
+one call and attends with one call (decode, verify, draft; prefill takes its chunks one by one). Rows of
+very different lengths are taken apart by length, for a row is padded to the longest one beside it.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
-from sglang.srt.layers.attention.base import (
-    Block,
-    DecodeRows,
-    LayerAttention,
-    PrefillRows,
-    ScratchRows,
-    pool_places,
-)
+from sglang.srt.layers.attention.base import DecodeRows, LayerAttention, PrefillRows, Product, ScratchRows
 from sglang.srt.layers.attention.heads import HeadProduct
+from sglang.srt.layers.attention.rows import (
+    PagedRows,
+    SeenPlaces,
+    additive,
+    parts_by_length,
+    put_right,
+    width,
+)
 from sglang.srt.mem_cache.kv_pool import MHAKVPool
-
-SHORT_ROW = 64  # rows up to so many places are never taken apart
 
 
 class TorchNativeAttention:
@@ -39,7 +34,7 @@ class TorchNativeAttention:
     def __init__(self, pool: MHAKVPool, page_table: torch.Tensor) -> None:
         self.pool = pool
         self.page_table = page_table
-        self.page_size = pool.page_size
+        self._rows = PagedRows(page_table, pool.page_size)
         # K and V of a step's rows, [places, nkv, 2, d]: one buffer for all layers and steps
         self._gathered = pool.kv.new_empty((0, *pool.kv.shape[2:]))
         # K and V of tree drafts, [layers, rows, S, nkv, 2, d]
@@ -47,7 +42,7 @@ class TorchNativeAttention:
 
     def places(self, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Pool places of (slot, position) pairs; same shape as its arguments, int64."""
-        return pool_places(self.page_table, self.page_size, slots, positions)
+        return self._rows.places(slots, positions)
 
     def decode(self, rows: DecodeRows) -> LayerAttention:
         return _OfProducts(self._decode(rows))
@@ -64,62 +59,30 @@ class TorchNativeAttention:
         num_rows, num_queries, num_places = rows.scratch_mask.shape
         assert num_queries == rows.query_len and num_places == rows.write_start + num_queries
         self._grow_scratch(num_rows, num_places)
-        width = self._width(rows.base_len, rows.base_len_bound)
-        index, seen = self._base(rows.slots, rows.base_len, width)
-        base_mask = seen[:, None].expand(num_rows, num_queries, width)
+        columns = width(rows.base_len, rows.base_len_bound)
+        index, seen = self._rows.base(rows.slots, rows.base_len, columns)
+        base_mask = seen[:, None].expand(num_rows, num_queries, columns)
         mask = torch.cat((base_mask, rows.scratch_mask), dim=2)  # [R, Q, W + write_start + Q]
         return _OfProducts(_ScratchLayers(self, index, mask, rows.write_start))
 
     def _decode(self, rows: DecodeRows) -> OfHeads:
-        groups = _groups_by_length(rows.base_len)
-        if len(groups) <= 1:
-            return self._decode_together(rows)
-        parts = []
-        for group in groups:
-            index = torch.tensor(group)  # [R'] rows
-            query = torch.arange(rows.query_len)
-            tokens = (index[:, None] * rows.query_len + query).flatten()
-            parts.append((tokens, self._decode_together(_take(rows, index))))
-        return _PartedLayers(parts)
-
-    def _decode_together(self, rows: DecodeRows) -> _DecodeLayers:
-        num_queries = rows.query_len
-        if rows.block is Block.NONE:
-            width = self._width(rows.base_len, rows.base_len_bound)
-            index, seen = self._base(rows.slots, rows.base_len, width)
-            mask = seen[:, None].expand(-1, num_queries, -1)  # [R, Q, W]
-            return _DecodeLayers(self, index, mask, None)
-        width = self._width(rows.base_len, rows.base_len_bound) + num_queries
-        index, _ = self._base(rows.slots, rows.base_len + num_queries, width)
-        own = rows.base_len[:, None] + torch.arange(num_queries, device=rows.base_len.device)  # [R, Q]
-        write = self.places(rows.slots[:, None].expand_as(own), own)  # [R, Q]
-        return _DecodeLayers(self, index, _block_mask(rows, own, width), write.flatten())
+        parts = parts_by_length(rows)
+        if not parts:
+            return _DecodeLayers(self, self._rows.decode(rows))
+        layers = [(tokens, _DecodeLayers(self, self._rows.decode(part))) for tokens, part in parts]
+        return _PartedLayers(layers)
 
     def _prefill(self, rows: PrefillRows) -> _PrefillLayers:
-        device = self.page_table.device
         chunks: list[_Chunk] = []
         writes: list[torch.Tensor] = []
-        for slot, start, length in zip(rows.slots, rows.starts, rows.query_lens, strict=True):
-            positions = torch.arange(start + length, device=device)
-            places = self.places(torch.full_like(positions, slot), positions)  # [start + length]
-            writes.append(places[start:])
-            if start == 0:
-                chunks.append(_Chunk(length, None, None))
+        for chunk in self._rows.prefill(rows):
+            writes.append(chunk.places[chunk.start :])
+            if chunk.start == 0:
+                chunks.append(_Chunk(chunk.length, None, None))
                 continue
-            seen = positions <= positions[start:, None]  # [length, start + length]
-            chunks.append(_Chunk(length, places[:start], _additive(seen, self.pool.kv.dtype)))
+            mask = additive(chunk.seen(), self.pool.kv.dtype)
+            chunks.append(_Chunk(chunk.length, chunk.places[: chunk.start], mask))
         return _PrefillLayers(self.pool, chunks, torch.cat(writes))
-
-    def _width(self, lens: torch.Tensor, bound: int) -> int:
-        """Columns to gather. Reading a length costs nothing on a CPU; elsewhere the bound must do."""
-        return int(lens.max()) if lens.device.type == "cpu" else bound
-
-    def _base(self, slots: torch.Tensor, lens: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Places [R, W] int64 of positions 0 … W-1, redirected from ``lens`` on; and which are seen."""
-        positions = torch.arange(width, device=slots.device)  # [W]
-        seen = positions < lens[:, None]  # [R, W]
-        shown = torch.where(seen, positions, 0)
-        return self.places(slots[:, None].expand_as(shown), shown), seen
 
     def gather(self, layer: int, index: torch.Tensor) -> torch.Tensor:
         """index: [R, W] places -> [R, W, nkv, 2, d], valid until the next call."""
@@ -156,46 +119,9 @@ class _OfProducts:
     def __init__(self, layers: OfHeads) -> None:
         self._layers = layers
 
-    def __call__(self, layer: int, product: HeadProduct) -> torch.Tensor:
+    def __call__(self, layer: int, product: Product) -> torch.Tensor:
+        assert isinstance(product, HeadProduct)
         return self._layers(layer, *product.turned())
-
-
-def _groups_by_length(lens: torch.Tensor) -> list[list[int]]:
-    """Rows that are padded to one width: all of them, unless that is more than twice what there is."""
-    if lens.device.type != "cpu":
-        return []
-    lens_cpu = lens.tolist()
-    if len(lens_cpu) * max(lens_cpu) <= 2 * sum(lens_cpu) + len(lens_cpu) * SHORT_ROW:
-        return []
-    groups: dict[int, list[int]] = {}
-    for row, length in enumerate(lens_cpu):
-        groups.setdefault(max(length, SHORT_ROW).bit_length(), []).append(row)
-    return list(groups.values())
-
-
-def _take(rows: DecodeRows, index: torch.Tensor) -> DecodeRows:
-    mask = None if rows.tree_mask is None else rows.tree_mask[index]
-    return DecodeRows(
-        rows.slots[index], rows.base_len[index], rows.base_len_bound, rows.query_len, rows.block, mask
-    )
-
-
-def _block_mask(rows: DecodeRows, own: torch.Tensor, width: int) -> torch.Tensor:
-    """[R, Q, W] bool. ``own`` [R, Q] is where the queries are stored."""
-    positions = torch.arange(width, device=own.device)  # [W]
-    if rows.block is Block.CAUSAL:
-        return positions <= own[:, :, None]
-    assert rows.tree_mask is not None
-    in_base = (positions < rows.base_len[:, None])[:, None]  # [R, 1, W]
-    node = positions - rows.base_len[:, None]  # [R, W]
-    in_block = (node >= 0) & (node < rows.query_len)
-    node = node.clamp(0, rows.query_len - 1)[:, None].expand(-1, rows.query_len, -1)  # [R, Q, W]
-    return in_base | (rows.tree_mask.gather(2, node) & in_block[:, None])
-
-
-def _additive(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What is added to the scores: 0 or -inf. Made once a step; a bool mask is converted every layer."""
-    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, float("-inf"))
 
 
 def _attend_rows(q: torch.Tensor, kv: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
@@ -217,64 +143,41 @@ def _attend_rows(q: torch.Tensor, kv: torch.Tensor, mask: torch.Tensor | None) -
 
 def _group_mask(mask: torch.Tensor, group: int, dtype: torch.dtype) -> torch.Tensor:
     """[R, Q, W] bool -> [R, 1, group * Q, W] additive."""
-    num_rows, num_queries, width = mask.shape
-    additive = _additive(mask, dtype)[:, None].expand(num_rows, group, num_queries, width)
-    return additive.reshape(num_rows, 1, group * num_queries, width)
+    num_rows, num_queries, columns = mask.shape
+    by_group = additive(mask, dtype)[:, None].expand(num_rows, group, num_queries, columns)
+    return by_group.reshape(num_rows, 1, group * num_queries, columns)
 
 
 class _DecodeLayers:
     """Rows of Q queries each over gathered places."""
 
-    def __init__(
-        self,
-        backend: TorchNativeAttention,
-        index: torch.Tensor,  # [R, W] int64 places
-        seen: torch.Tensor,  # [R, Q, W] bool
-        write: torch.Tensor | None,  # [R * Q] int64 places
-    ) -> None:
+    def __init__(self, backend: TorchNativeAttention, places: SeenPlaces) -> None:
         self._backend = backend
-        self._index = index
-        self._seen = seen
-        self._write = write
+        self._places = places
         self._mask: torch.Tensor | None = None  # [R, 1, group * Q, W], once the number of heads is known
 
     def write(self, layer: int, k: torch.Tensor | None, v: torch.Tensor | None) -> None:
-        if self._write is None:
+        if self._places.write is None:
             assert k is None and v is None, "Block.NONE writes nothing"
             return
         assert k is not None and v is not None
-        self._backend.pool.write(layer, self._write, k, v)
+        self._backend.pool.write(layer, self._places.write, k, v)
 
     def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
-        num_rows, num_queries, _ = self._seen.shape
+        index, seen = self._places.index, self._places.seen
+        num_rows, num_queries, _ = seen.shape
+        group = q.shape[1] // self._backend.pool.num_kv_heads
         if self._mask is None:
-            group = q.shape[1] // self._backend.pool.num_kv_heads
-            self._mask = _group_mask(self._seen, group, q.dtype)
-        kv = self._backend.gather(layer, self._index)
+            self._mask = _group_mask(seen, group, q.dtype)
+        kv = self._backend.gather(layer, index)
         out = _attend_rows(q.view(num_rows, num_queries, *q.shape[1:]), kv, self._mask)
-        # Reading this costs nothing on a CPU; elsewhere it would stop the step.
-        if (
-            num_queries > 1
-            and out.device.type == "cpu"
-            and not math.isfinite(out.sum(dtype=torch.float32).item())
-        ):
-            self._attend_apart(layer, q, out)
+
+        def singly(query: torch.Tensor, places: torch.Tensor, apart: torch.Tensor) -> torch.Tensor:
+            mask = _group_mask(apart, group, q.dtype)
+            return _attend_rows(q[query][:, None], self._backend.gather(layer, places), mask)
+
+        put_right(out, index, seen, singly)
         return out
-
-    def _attend_apart(self, layer: int, q: torch.Tensor, out: torch.Tensor) -> None:
-        """Put right what a draft that breaks the model did to the queries before it.
-
-        They mask its K and V, but a masked NaN is NaN. So the queries of rows that are not finite are
-        attended to one by one, each with all that it must not see redirected.
-        """
-        num_rows, num_queries, _ = self._seen.shape
-        rows = (~out.reshape(num_rows, -1).sum(dim=1, dtype=torch.float32).isfinite()).nonzero()[:, 0]
-        seen = self._seen[rows].flatten(0, 1)  # [R' * Q, W]
-        index = self._index[rows].repeat_interleave(num_queries, dim=0)
-        kv = self._backend.gather(layer, torch.where(seen, index, index[:, :1]))
-        query = (rows[:, None] * num_queries + torch.arange(num_queries)).flatten()
-        mask = _group_mask(seen[:, None], q.shape[1] // kv.shape[2], q.dtype)
-        out[query] = _attend_rows(q[query][:, None], kv, mask)
 
     def __call__(
         self, layer: int, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None

@@ -29,6 +29,7 @@ from sglang.srt.layers.attention.base import (
     DecodeRows,
     LayerAttention,
     PrefillRows,
+    Product,
     ScratchRows,
     pool_places,
 )
@@ -207,7 +208,8 @@ class _DecodeLayers:
             queries, slots = plan.view.query_len, plan.slots
             self._slots = slots.repeat_interleave(queries, output_size=queries * slots.shape[0])
 
-    def __call__(self, layer: int, product: HeadProduct) -> torch.Tensor:
+    def __call__(self, layer: int, product: Product) -> torch.Tensor:
+        assert isinstance(product, HeadProduct)
         return self.run(layer, product, None)
 
     def run(self, layer: int, product: HeadProduct, out: torch.Tensor | None) -> torch.Tensor:
@@ -246,7 +248,8 @@ class PrefillLayers:
         self._places = places
         self._attend = attend
 
-    def __call__(self, layer: int, product: HeadProduct) -> torch.Tensor:
+    def __call__(self, layer: int, product: Product) -> torch.Tensor:
+        assert isinstance(product, HeadProduct)
         return self.run(layer, product, None)
 
     def run(self, layer: int, product: HeadProduct, out: torch.Tensor | None) -> torch.Tensor:
@@ -267,7 +270,8 @@ class _MixedLayers:
         self._num_decode = num_decode
         self._positions: tuple[Positions, Positions] | None = None  # of the two parts, for all layers
 
-    def __call__(self, layer: int, product: HeadProduct) -> torch.Tensor:
+    def __call__(self, layer: int, product: Product) -> torch.Tensor:
+        assert isinstance(product, HeadProduct)
         n, qkv = self._num_decode, product.qkv
         if self._positions is None:
             rope, of_tokens = product.positions.rope, product.positions.of_tokens
