@@ -42,6 +42,7 @@ EXTRAS_REQUIRE = {
     "test": BENCH
     + [
         "accelerate>=1.10,<2",
+        "compressed-tensors>=0.12,<1",
         "hypothesis>=6.130,<7",
         "mypy>=1.15,<3",
         "pytest>=8,<10",

@@ -21,7 +21,8 @@ MAX_TOKENS = 320
 
 def load_target(folder: Path, dtype: torch.dtype) -> DenseModel:
     config = ModelConfig.from_folder(folder)
-    return build_model(config, open_source(folder, "auto", dtype, "cpu"), dtype, "cpu", MAX_TOKENS)
+    source = open_source(folder, "auto", dtype, "cpu", config.quant)
+    return build_model(config, source, dtype, "cpu", MAX_TOKENS)
 
 
 def make_attention(shape: KVShape, page_size: int, dtype: torch.dtype) -> TorchNativeAttention:

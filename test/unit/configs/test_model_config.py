@@ -85,7 +85,7 @@ def test_context_length(tmp_path: Path) -> None:
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"num_key_value_heads": 3}, "4 heads can't share 3 KV heads"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantized"),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "'bitsandbytes'.*gptq, awq"),
         ({"use_sliding_window": True}, "use_sliding_window"),
         ({"dtype": "int8"}, "dtype 'int8'"),
         ({"eos_token_id": "x"}, "'eos_token_id' must hold integers"),

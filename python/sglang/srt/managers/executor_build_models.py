@@ -29,7 +29,7 @@ _DTYPES = {
 }
 
 
-CUDA_ARCHITECTURES: Final = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+CUDA_ARCHITECTURES: Final = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 """Targets whose every layer has a kernel; the others run on a CPU alone."""
 
 
@@ -65,13 +65,14 @@ def load_models(args: ExecutorArgs, device: torch.device) -> LoadedModels:
         _refuse_on_cuda(config)
     dtype = _dtype(args.dtype, config, device)
     positions = max_positions(config.context_len, spec)
-    source = open_source(args.model_path, args.load_format, dtype, device)
+    source = open_source(args.model_path, args.load_format, dtype, device, config.quant)
     target = build_model(config, source, dtype, device, positions)
     if spec is None:
         return LoadedModels(target, None, None, dtype, device)
     assert args.draft_model_path is not None
     draft_config = ModelConfig.from_draft_folder(args.draft_model_path, config.context_len)
-    source = open_source(args.draft_model_path, args.draft_load_format or args.load_format, dtype, device)
+    load_format = args.draft_load_format or args.load_format
+    source = open_source(args.draft_model_path, load_format, dtype, device, draft_config.quant)
     drafter = build_drafter(draft_config, source, target, dtype, device, positions)
     if spec.topk > len(drafter.target_ids):
         raise ModelConfigError(

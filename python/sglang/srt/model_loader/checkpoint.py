@@ -11,18 +11,42 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from sglang.srt.configs.config_fields import ModelConfigError, read_json_object
+from sglang.srt.configs.quant_config import QuantConfig
 from sglang.srt.model_loader.dummy import DummySource
+from sglang.srt.model_loader.quant_source import QuantSource
 from sglang.srt.model_loader.weight_source import Ledger, WeightError, WeightSource, widened
 
 LOAD_FORMATS: Final = ("auto", "safetensors", "pt", "dummy")
+
+_SAFETENSORS_DTYPES: Final = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+}
 
 _SINGLE_FILE: Final = {"safetensors": "model.safetensors", "pt": "pytorch_model.bin"}
 
 
 def open_source(
-    folder: str | Path, load_format: str, dtype: torch.dtype, device: torch.device | str
+    folder: str | Path,
+    load_format: str,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    quant: QuantConfig | None = None,
 ) -> WeightSource:
     """Open the weights of a model folder. ``auto``: safetensors if there are any, else .bin.
+
+    ``quant``: how the folder's config says that it is quantised (dummy weights never are).
 
     Raises:
         WeightError: no weights there, or a file that is broken.
@@ -31,13 +55,16 @@ def open_source(
         raise WeightError(f"load format {load_format!r} is not one of {', '.join(LOAD_FORMATS)}")
     if load_format == "dummy":
         return DummySource(dtype, device)
-    return CheckpointSource(Path(folder), load_format, dtype, device)
+    source = CheckpointSource(Path(folder), load_format, dtype, device)
+    return source if quant is None else QuantSource(source, quant)
 
 
 class _File(Protocol):
     def names(self) -> list[str]: ...
 
     def shape(self, name: str) -> tuple[int, ...]: ...
+
+    def dtype(self, name: str) -> torch.dtype: ...
 
     def tensor(self, name: str) -> torch.Tensor: ...
 
@@ -51,7 +78,7 @@ class CheckpointSource:
         self.dtype = dtype
         self.device = torch.device(device)
         self._files: dict[str, _File] = {}  # tensor name -> its file
-        self._ledger = Ledger(str(folder))
+        self.ledger = Ledger(str(folder))
         for path in _weight_files(folder, load_format):
             file: _File = _SafetensorsFile(path) if path.suffix == ".safetensors" else _TorchFile(path)
             self._files |= dict.fromkeys(file.names(), file)
@@ -73,18 +100,32 @@ class CheckpointSource:
             return torch.zeros(size, dtype=torch.int64, device=self.device)
         return found.to(device=self.device, dtype=torch.int64, copy=True)
 
+    def stored(self, name: str) -> tuple[torch.dtype, tuple[int, ...]] | None:
+        """dtype and shape in the file; None: it has no such tensor."""
+        file = self._files.get(name)
+        return None if file is None else (file.dtype(name), file.shape(name))
+
+    def take_stored(self, name: str, shape: Sequence[int]) -> torch.Tensor | None:
+        """As it lies in the file, on the wanted device; None (and recorded) as ``take`` gives zeros."""
+        found = self._find(name, shape)
+        return None if found is None else found.to(device=self.device, copy=True)
+
+    def unused(self) -> list[str]:
+        """Names that nobody took yet, in order."""
+        return sorted(set(self._files) - self.ledger.taken)
+
     def finish(self, ignorable: Sequence[str] = ()) -> None:
-        self._ledger.check(self._files, ignorable)
+        self.ledger.check(self._files, ignorable)
         self._files.clear()  # closes them
 
     def _find(self, name: str, shape: Sequence[int]) -> torch.Tensor | None:
         file = self._files.get(name)
         if file is None:
-            self._ledger.missing.append(name)
+            self.ledger.missing.append(name)
             return None
-        self._ledger.taken.add(name)
+        self.ledger.taken.add(name)
         if (found := file.shape(name)) != tuple(shape):
-            self._ledger.wrong_shape.append(f"{name} {list(found)} instead of {list(shape)}")
+            self.ledger.wrong_shape.append(f"{name} {list(found)} instead of {list(shape)}")
             return None
         return file.tensor(name)
 
@@ -102,6 +143,12 @@ class _SafetensorsFile:
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._handle.get_slice(name).get_shape())
+
+    def dtype(self, name: str) -> torch.dtype:
+        code = self._handle.get_slice(name).get_dtype()
+        if code not in _SAFETENSORS_DTYPES:
+            raise WeightError(f"{self._path}: tensor {name} has dtype {code}, which is not supported")
+        return _SAFETENSORS_DTYPES[code]
 
     def tensor(self, name: str) -> torch.Tensor:
         try:
@@ -127,6 +174,9 @@ class _TorchFile:
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._tensors[name].shape)
+
+    def dtype(self, name: str) -> torch.dtype:
+        return self._tensors[name].dtype
 
     def tensor(self, name: str) -> torch.Tensor:
         return self._tensors[name]

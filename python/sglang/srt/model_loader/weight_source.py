@@ -60,6 +60,7 @@ class Ledger:
     taken: set[str] = field(default_factory=set)
     missing: list[str] = field(default_factory=list)
     wrong_shape: list[str] = field(default_factory=list)
+    wrong_format: list[str] = field(default_factory=list)  # quantised otherwise than the config says
 
     def check(self, present: Iterable[str], ignorable: Sequence[str]) -> None:
         unexpected = [
@@ -73,6 +74,7 @@ class Ledger:
                 ("missing:", self.missing),
                 ("unexpected:", unexpected),
                 ("of another shape:", self.wrong_shape),
+                ("quantised otherwise than the config says:", self.wrong_format),
             )
             if names
         ]
