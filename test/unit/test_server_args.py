@@ -92,8 +92,8 @@ def test_flags_of_upstream_are_refused_by_name() -> None:
         with pytest.raises(ServerArgsError, match=re.escape(f"SGLang has {option}; this server does not: ")):
             resolved(f"{option} 1")
         assert reason.endswith(("leave it out", "backend", "dtype")) or ":" in reason
-    with pytest.raises(ServerArgsError, match="quantization"):
-        resolved("--quantization=fp8")
+    with pytest.raises(ServerArgsError, match="quantization-param-path"):
+        resolved("--quantization-param-path=x")
 
 
 def test_aliases() -> None:
@@ -117,6 +117,8 @@ def test_aliases() -> None:
         ("--enable-something", "--help"),
         ("--port 70000", "--port.*65535"),
         ("--load-format gguf", "--load-format.*safetensors"),
+        ("--quantization squeezellm", "--quantization.*awq.*modelopt_fp4"),
+        ("--speculative-draft-model-quantization fp8", "quantization needs a drafter"),
         ("--tp 8", "--tp-size 8.*one device"),
         ("--attention-backend triton", "triton.*torch_native"),
         ("--attention-backend magic", "magic is unknown"),
@@ -227,7 +229,7 @@ def test_keywords_are_checked_as_flags_are() -> None:
         ({"cuda_graph_bs": 4}, "cuda_graph_bs must be a list of type int"),
         ({"cuda_graph_bs": [4, "8"]}, "cuda_graph_bs must be of type int"),
         ({"load_format": "gguf"}, "load_format"),
-        ({"quantization": "fp8"}, "SGLang has --quantization"),
+        ({"quantization": "squeezellm"}, "quantization.*modelopt_fp4"),
         ({"speculative_disable_bs_threshold": -1}, "whole number"),
     ):
         with pytest.raises(ServerArgsError, match=words):

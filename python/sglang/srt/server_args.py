@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from sglang.srt.configs.graph_args import attention_backend, check_graph_flags
+from sglang.srt.configs.quant_args import QUANTIZATIONS
 from sglang.srt.configs.speculative_args import (
     Threshold,
     check_capture,
@@ -61,6 +62,13 @@ class ServerArgs:
         "model",
         "dtype of weights and KV cache; auto: the checkpoint's, float32 on a CPU",
         choices=("auto", "half", "float16", "bfloat16", "float", "float32", "float64"),
+    )
+    quantization: str | None = flag(
+        None,
+        str,
+        "model",
+        "how the model's files are quantised: they say so themselves, and what contradicts them is refused",
+        choices=QUANTIZATIONS,
     )
     device: str | None = flag(
         None,
@@ -182,6 +190,13 @@ class ServerArgs:
         "speculative decoding",
         "as --load-format, for the drafter (default: the same)",
         choices=("auto", "safetensors", "dummy"),
+    )
+    speculative_draft_model_quantization: str | None = flag(
+        None,
+        str,
+        "speculative decoding",
+        "as --quantization, for the drafter (default: what its files say)",
+        choices=QUANTIZATIONS,
     )
     speculative_num_steps: int | None = flag(None, int, "speculative decoding", "draft forwards in a step")
     speculative_eagle_topk: int | None = flag(
@@ -369,6 +384,7 @@ def _refuse_without_algorithm(args: ServerArgs) -> None:
         "speculative_disable_bs_threshold", "speculative_capture_max_bs", "speculative_draft_model_path",
         "speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens",
         "speculative_draft_load_format", "speculative_bs_schedule", "speculative_auto_table",
+        "speculative_draft_model_quantization",
     ):  # fmt: skip
         if getattr(args, name) is not None:
             raise ServerArgsError(

@@ -11,6 +11,8 @@ class ExecutorArgs:
     draft_model_path: str | None = None  # None: no drafter
     load_format: str = "auto"  # auto, safetensors, pt, or dummy: random weights
     draft_load_format: str | None = None  # None: as the target's
+    quantization: str | None = None  # None: whatever the files say; else they must say the same
+    draft_quantization: str | None = None
     dtype: str = "auto"  # auto: float32 on a CPU, the checkpoint's elsewhere
     device: str = "cpu"  # or cuda
     page_size: int = 1

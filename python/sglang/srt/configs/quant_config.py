@@ -88,19 +88,30 @@ def read_quant(folder: Path) -> QuantConfig | None:
     return reader(fields)
 
 
+_OWN_FILES: Final = MappingProxyType(
+    {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}
+)
+"""Files of the quantising tools, where config.json says nothing."""
+
+
 def _find(folder: Path) -> ConfigFields | None:
-    """In config.json (of a model with parts: in the text part), else in modelopt's own file."""
+    """In config.json (of a model with parts: in the text part), else in a tool's own file."""
     config = ConfigFields(read_json_object(folder / "config.json"), str(folder / "config.json"))
     for holder in (config, config.child("text_config")):
         for name in ("quantization_config", "compression_config"):
             if holder.has(name):
                 found = holder.child(name)
                 return found.child("quantization") if found.has("quantization") else found
-    file = folder / "hf_quant_config.json"
-    if not file.is_file():
-        return None
-    found = ConfigFields(read_json_object(file), str(file)).child("quantization")
-    return found if found.has("quant_algo") else None
+    for name, method in _OWN_FILES.items():
+        file = folder / name
+        if not file.is_file():
+            continue
+        found = ConfigFields({"quant_method": method} | read_json_object(file), str(file))
+        if method != "modelopt":
+            return found
+        algorithm = found.child("quantization")
+        return algorithm if algorithm.has("quant_algo") else None
+    return None
 
 
 def _unsupported(fields: ConfigFields, what: str, supported: str) -> ModelConfigError:

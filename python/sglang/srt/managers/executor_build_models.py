@@ -9,6 +9,7 @@ import torch
 
 from sglang.srt.configs.executor_args import ExecutorArgs
 from sglang.srt.configs.model_config import ModelConfig, ModelConfigError
+from sglang.srt.configs.quant_args import check_quantization
 from sglang.srt.mem_cache.kv_pool import MHAKVPool
 from sglang.srt.mem_cache.pool import CacheShape, KVPool
 from sglang.srt.model_executor.config import WorkerConfig, max_positions
@@ -61,6 +62,7 @@ class LoadedModels:
 def load_models(args: ExecutorArgs, device: torch.device) -> LoadedModels:
     spec = _spec_shape(args)
     config = ModelConfig.from_folder(args.model_path, args.context_length)
+    check_quantization("--quantization", args.quantization, config.quant, args.model_path)
     if device.type == "cuda":
         _refuse_on_cuda(config)
     dtype = _dtype(args.dtype, config, device)
@@ -71,6 +73,8 @@ def load_models(args: ExecutorArgs, device: torch.device) -> LoadedModels:
         return LoadedModels(target, None, None, dtype, device)
     assert args.draft_model_path is not None
     draft_config = ModelConfig.from_draft_folder(args.draft_model_path, config.context_len)
+    option, wanted = "--speculative-draft-model-quantization", args.draft_quantization
+    check_quantization(option, wanted, draft_config.quant, args.draft_model_path)
     load_format = args.draft_load_format or args.load_format
     source = open_source(args.draft_model_path, load_format, dtype, device, draft_config.quant)
     drafter = build_drafter(draft_config, source, target, dtype, device, positions)

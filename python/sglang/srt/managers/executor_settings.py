@@ -25,6 +25,8 @@ def executor_args(args: ServerArgs) -> ExecutorArgs:
         draft_model_path=args.speculative_draft_model_path if speculates else None,
         load_format=args.load_format,
         draft_load_format=args.speculative_draft_load_format,
+        quantization=args.quantization,
+        draft_quantization=args.speculative_draft_model_quantization,
         dtype=args.dtype,
         device=args.device,
         page_size=args.page_size,

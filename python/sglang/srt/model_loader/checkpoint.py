@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import pickle
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,8 @@ from sglang.srt.configs.quant_config import QuantConfig
 from sglang.srt.model_loader.dummy import DummySource
 from sglang.srt.model_loader.quant_source import QuantSource
 from sglang.srt.model_loader.weight_source import Ledger, WeightError, WeightSource, widened
+
+logger = logging.getLogger(__name__)
 
 LOAD_FORMATS: Final = ("auto", "safetensors", "pt", "dummy")
 
@@ -46,7 +49,7 @@ def open_source(
 ) -> WeightSource:
     """Open the weights of a model folder. ``auto``: safetensors if there are any, else .bin.
 
-    ``quant``: how the folder's config says that it is quantised (dummy weights never are).
+    ``quant``: how the folder's config says that it is quantised; dummy weights never are.
 
     Raises:
         WeightError: no weights there, or a file that is broken.
@@ -54,6 +57,8 @@ def open_source(
     if load_format not in LOAD_FORMATS:
         raise WeightError(f"load format {load_format!r} is not one of {', '.join(LOAD_FORMATS)}")
     if load_format == "dummy":
+        if quant is not None:
+            logger.info("%s is quantised (%s); dummy weights are not", folder, quant.method)
         return DummySource(dtype, device)
     source = CheckpointSource(Path(folder), load_format, dtype, device)
     return source if quant is None else QuantSource(source, quant)

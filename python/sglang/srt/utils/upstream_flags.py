@@ -15,7 +15,7 @@ _ONE_DEVICE: Final = "this server runs on one device: leave it out"
 _CHAIN_OR_TREE: Final = "only EAGLE-3 drafters are supported: leave it out"
 _NO_LORA: Final = "serve a merged checkpoint instead"
 _NO_PARSERS: Final = "the reply's text is returned as the model wrote it: parse it in the client"
-_NO_QUANT: Final = "only unquantised checkpoints are supported: choose one, or convert it to bfloat16"
+_NO_QUANT: Final = "a checkpoint is used as its files are quantised, and nothing else is: leave it out"
 _ATTENTION: Final = "one backend serves prefill and decode: use --attention-backend"
 
 _HINTS: Final[dict[str, tuple[str, ...]]] = {
@@ -43,8 +43,8 @@ _HINTS: Final[dict[str, tuple[str, ...]]] = {
         "revision", "speculative-draft-model-revision", "download-dir",
     ),
     _NO_QUANT: (
-        "quantization", "quantization-param-path", "speculative-draft-model-quantization", "torchao-config",
-        "model-loader-extra-config", "fp8-gemm-backend", "modelopt-quant",
+        "quantization-param-path", "torchao-config", "model-loader-extra-config", "fp8-gemm-backend",
+        "modelopt-quant",
     ),
     "the KV cache has the model's dtype: use --dtype": ("kv-cache-dtype", "speculative-draft-kv-cache-dtype"),
     _ATTENTION: (
