@@ -7,13 +7,27 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from helpers.tiny_models import write_tiny_eagle3, write_tiny_llama, write_tiny_qwen2, write_tiny_qwen3
+from helpers.tiny_models import (
+    write_tiny_eagle3,
+    write_tiny_llama,
+    write_tiny_mistral,
+    write_tiny_qwen2,
+    write_tiny_qwen3,
+)
+from helpers.tiny_moe import write_tiny_glm4_moe, write_tiny_qwen3_moe
 
 from sglang.srt.configs.executor_args import ExecutorArgs
 from sglang.srt.managers.executor_build import build_executor
 from sglang.srt.model_executor.in_process_executor import InProcessExecutor
 
-WRITERS = {"llama": write_tiny_llama, "qwen2": write_tiny_qwen2, "qwen3": write_tiny_qwen3}
+WRITERS = {
+    "llama": write_tiny_llama,
+    "mistral": write_tiny_mistral,
+    "qwen2": write_tiny_qwen2,
+    "qwen3": write_tiny_qwen3,
+    "qwen3-moe": write_tiny_qwen3_moe,
+    "glm4-moe": write_tiny_glm4_moe,
+}
 CONTEXT = 1024
 
 

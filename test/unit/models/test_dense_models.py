@@ -32,6 +32,8 @@ VARIANTS: dict[str, tuple[Writer, dict[str, Any]]] = {
     "glm4-moe": (write_tiny_glm4_moe, {}),
     "glm4-moe-air": (write_tiny_glm4_moe, {"use_qk_norm": False, "n_group": 4, "topk_group": 2}),
 }
+ONE_PAGE_SIZE = ("mistral", "qwen3-moe", "glm4-moe")  # families whose pages are those of the others
+CASES = [(n, p) for n in VARIANTS for p in (1, 16) if p == 16 or not n.startswith(ONE_PAGE_SIZE)]
 NUM_TOKENS = 150  # beyond llama3's original 64 positions
 
 
@@ -47,8 +49,7 @@ def relative(got: torch.Tensor, expected: torch.Tensor) -> float:
     return float((got - expected).abs().max() / expected.abs().max())
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("name,page_size", CASES)
 def test_logits_of_transformers(tmp_path: Path, name: str, page_size: int) -> None:
     writer, fields = VARIANTS[name]
     folder = writer(tmp_path, seed=1, **fields)

@@ -17,17 +17,24 @@ SHAPES = ((3, 1, 4), (2, 4, 16), (5, 4, 8))  # steps, topk, draft tokens
 PAGE_SIZES = (1, 16)
 SCHEDULES = 216  # over all shapes and page sizes
 LONG_SCHEDULES = 10_002
+FAMILIES = {"qwen3-moe": SHAPES[0], "glm4-moe": SHAPES[1]}
+FEW_SCHEDULES = 3  # of each family beside Llama
 TOKENS_PER_EXEMPTION = 20_000
 
 
 def run_schedules(
-    shape: tuple[int, int, int], page_size: int, dtype: str, first_seed: int, count: int
+    shape: tuple[int, int, int],
+    page_size: int,
+    dtype: str,
+    first_seed: int,
+    count: int,
+    family: str = "llama",
 ) -> Tally:
     tokens = 2048
     executor = tiny_executor(
-        shape, dtype=dtype, page_size=page_size, max_total_tokens=tokens, max_running_requests=6
+        shape, family, dtype=dtype, page_size=page_size, max_total_tokens=tokens, max_running_requests=6
     )
-    plain = tiny_executor(None, dtype=dtype, max_total_tokens=512, max_running_requests=1)
+    plain = tiny_executor(None, family, dtype=dtype, max_total_tokens=512, max_running_requests=1)
     reference = Reference(plain, allow_ties=dtype == "float32")
     tally = Tally()
     try:
@@ -51,9 +58,9 @@ def run_schedules(
     return tally
 
 
-def first_seed(shape: tuple[int, int, int], page_size: int) -> int:
+def first_seed(*combination: object) -> int:
     """Another range of seeds for each combination."""
-    return zlib.crc32(repr((shape, page_size)).encode()) % 1_000_000
+    return zlib.crc32(repr(combination).encode()) % 1_000_000
 
 
 def check_coverage(tally: Tally) -> None:
@@ -77,6 +84,23 @@ def test_float32_differs_only_at_ties(shape: tuple[int, int, int]) -> None:
     tally = run_schedules(shape, 1, "float32", first_seed(shape, 1), 24)
     print(f"\nfloat32 {shape}: {tally.line()}")
     assert tally.exemptions <= max(1, tally.tokens // TOKENS_PER_EXEMPTION)
+
+
+@pytest.mark.parametrize("family,shape", FAMILIES.items(), ids=list(FAMILIES))
+def test_other_families(family: str, shape: tuple[int, int, int]) -> None:
+    tally = run_schedules(shape, 1, "float64", first_seed(family), FEW_SCHEDULES, family)
+    print(f"\nfloat64 {family} {shape}: {tally.line()}")
+    assert tally.plain_steps > 0 and tally.spec_steps > 0
+    assert tally.tokens > 20 * FEW_SCHEDULES
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family,shape", FAMILIES.items(), ids=list(FAMILIES))
+@pytest.mark.timeout(0)
+def test_many_schedules_of_other_families(family: str, shape: tuple[int, int, int]) -> None:
+    tally = run_schedules(shape, 16, "float64", first_seed(family, 16), 100 * FEW_SCHEDULES, family)
+    print(f"\nfloat64 {family} {shape}: {tally.line()}")
+    check_coverage(tally)
 
 
 @pytest.mark.long
