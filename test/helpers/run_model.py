@@ -8,37 +8,45 @@ import torch
 from helpers.attention_reference import random_page_table
 
 from sglang.srt.configs.model_config import ModelConfig
-from sglang.srt.layers.attention.base import DecodeRows, PrefillRows
+from sglang.srt.layers.attention.base import Block, DecodeRows, PrefillRows
+from sglang.srt.layers.attention.mla_native import TorchNativeMLA
 from sglang.srt.layers.attention.torch_native import TorchNativeAttention
 from sglang.srt.mem_cache.kv_pool import MHAKVPool
+from sglang.srt.mem_cache.mla_pool import MLAKVPool
+from sglang.srt.mem_cache.pool import CacheShape
 from sglang.srt.model_loader.checkpoint import open_source
-from sglang.srt.models.dense import DenseModel, KVShape
+from sglang.srt.models.decoder import DecoderModel
 from sglang.srt.models.registry import build_model
 
 NUM_SLOTS = 3
 MAX_TOKENS = 320
 
 
-def load_target(folder: Path, dtype: torch.dtype) -> DenseModel:
+def load_target(folder: Path, dtype: torch.dtype) -> DecoderModel:
     config = ModelConfig.from_folder(folder)
     source = open_source(folder, "auto", dtype, "cpu", config.quant)
     return build_model(config, source, dtype, "cpu", MAX_TOKENS)
 
 
-def make_attention(shape: KVShape, page_size: int, dtype: torch.dtype) -> TorchNativeAttention:
+def make_attention(
+    shape: CacheShape, page_size: int, dtype: torch.dtype
+) -> TorchNativeAttention | TorchNativeMLA:
     """Over a pool in which every usable page is NaN until it is written."""
     max_pages = -(-MAX_TOKENS // page_size)
     num_pages = NUM_SLOTS * max_pages
-    pool = MHAKVPool(shape.num_layers, num_pages, page_size, shape.num_kv_heads, shape.head_dim, dtype, "cpu")
+    pool = shape.make_pool(num_pages, page_size, dtype, "cpu")
     pool.poison(range(1, num_pages + 1))
     table = random_page_table(NUM_SLOTS, max_pages, num_pages, torch.Generator().manual_seed(0))
+    if isinstance(pool, MLAKVPool):
+        return TorchNativeMLA(pool, table)
+    assert isinstance(pool, MHAKVPool)
     return TorchNativeAttention(pool, table)
 
 
 class Driver:
     """Slot 1 of a model. Each call goes on where the last one stopped."""
 
-    def __init__(self, model: DenseModel, page_size: int, dtype: torch.dtype) -> None:
+    def __init__(self, model: DecoderModel, page_size: int, dtype: torch.dtype) -> None:
         self.model = model
         self.attention = make_attention(model.kv_shape, page_size, dtype)
         self.seq_len = 0
@@ -47,6 +55,15 @@ class Driver:
         """ids: [T] -> logits [T, V]."""
         rows = PrefillRows((1,), (self.seq_len,), (len(ids),))
         return self._forward(ids, self.attention.prefill(rows))
+
+    def verify_tree(self, ids: torch.Tensor, depths: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Nodes [N] with their depths and [N, N] bool which of them each sees -> logits [N, V]. The
+        sequence stays as long as it was."""
+        rows = DecodeRows(
+            torch.tensor([1]), torch.tensor([self.seq_len]), self.seq_len, len(ids), Block.TREE, mask[None]
+        )
+        hidden, _ = self.model.forward(ids, self.seq_len + depths, self.attention.decode(rows))
+        return self.model.logits(hidden)
 
     def decode(self, ids: torch.Tensor) -> torch.Tensor:
         """Several ids at once are what a verification of a chain of drafts runs."""

@@ -26,7 +26,7 @@ def write_tiny_qwen3_moe(folder: str | Path, seed: int = 0, **config: Any) -> Pa
     fields |= config
     tensors = target_tensors(fields, seed)
     layers = [i for i in range(fields["num_hidden_layers"]) if i not in fields["mlp_only_layers"]]
-    _put_experts(tensors, fields, layers, fields["num_experts"], Draw(seed + 1))
+    put_experts(tensors, fields, layers, fields["num_experts"], Draw(seed + 1))
     return write_folder(folder, fields, tensors)
 
 
@@ -55,14 +55,14 @@ def write_tiny_glm4_moe(folder: str | Path, seed: int = 0, **config: Any) -> Pat
     tensors = target_tensors(fields, seed)
     tensors = {name: t for name, t in tensors.items() if not name.endswith("o_proj.bias")}
     layers = list(range(fields["first_k_dense_replace"], last))
-    _put_experts(tensors, fields, layers, fields["n_routed_experts"], draw)
+    put_experts(tensors, fields, layers, fields["n_routed_experts"], draw)
     for name in ("enorm", "hnorm", "shared_head.norm"):
         tensors[f"model.layers.{last}.{name}.weight"] = draw.norm(hidden)
     tensors[f"model.layers.{last}.eh_proj.weight"] = draw.linear(hidden, 2 * hidden)
     return write_folder(folder, fields, tensors)
 
 
-def _put_experts(
+def put_experts(
     tensors: Tensors, fields: dict[str, Any], layers: list[int], num_experts: int, draw: Draw
 ) -> None:
     """Instead of the plain MLPs of ``layers``. What a layer adds stays as small as theirs."""

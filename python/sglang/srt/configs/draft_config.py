@@ -20,19 +20,22 @@ class DraftConfig:
     fc_norm: bool  # one norm for each of them
     norm_output: bool  # the next draft forward reads the normed output
 
-    def aux_layers(self, num_target_layers: int) -> tuple[int, ...]:
+    def aux_layers(self, num_target_layers: int, target_has_mla: bool = False) -> tuple[int, ...]:
         """Target layers whose *input* is read, in the order in which ``fc`` reads them.
 
-        The default ids are inputs already; explicit ids name outputs, so they are shifted by one
-        (what SGLang does for Llama and Qwen targets).
+        The default ids are inputs already; explicit ids name outputs, so they are shifted by one (what
+        SGLang does for most targets). For DeepSeek's kind of target it shifts them only if the first one
+        is 1: drafters whose ids begin elsewhere ([2, 30, 58]) name inputs.
 
         Raises:
             ModelConfigError: ids that the target doesn't have.
         """
         n = num_target_layers
-        layers = (
-            (2, n // 2, n - 3) if self.aux_layer_ids is None else tuple(i + 1 for i in self.aux_layer_ids)
-        )
+        if self.aux_layer_ids is None:
+            layers: tuple[int, ...] = (2, n // 2, n - 3)
+        else:
+            shift = 0 if target_has_mla and self.aux_layer_ids[0] != 1 else 1
+            layers = tuple(i + shift for i in self.aux_layer_ids)
         if len(layers) != self.num_aux:
             raise ModelConfigError(
                 f"the draft model reads {self.num_aux} hidden states, but {len(layers)} layers are given"

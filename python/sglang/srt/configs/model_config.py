@@ -10,7 +10,9 @@ from typing import Final
 
 from sglang.srt.configs.config_fields import ConfigFields, ModelConfigError, read_json_object
 from sglang.srt.configs.draft_config import DraftConfig, read_draft
+from sglang.srt.configs.mla_config import MLA_ARCHITECTURES, MLAConfig, read_mla
 from sglang.srt.configs.moe_config import MoEConfig, read_moe
+from sglang.srt.configs.nested_config import language_fields
 from sglang.srt.configs.quant_config import QuantConfig, read_quant
 from sglang.srt.configs.rope_config import RopeConfig, read_rope
 
@@ -23,6 +25,7 @@ TARGET_ARCHITECTURES: Final = (
     "Qwen3ForCausalLM",
     "Qwen3MoeForCausalLM",
     "Glm4MoeForCausalLM",
+    *MLA_ARCHITECTURES,
 )
 DRAFT_ARCHITECTURES: Final = ("LlamaForCausalLMEagle3",)
 
@@ -44,7 +47,7 @@ class ModelConfig:
     num_layers: int
     num_heads: int  # query heads
     num_kv_heads: int
-    head_dim: int
+    head_dim: int  # of a query
     rms_norm_eps: float
     rope: RopeConfig
     tie_word_embeddings: bool
@@ -58,6 +61,7 @@ class ModelConfig:
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)  # of generation_config.json
     num_nextn_layers: int = 0  # draft heads stored as layers after the last one
     moe: MoEConfig | None = None  # of a mixture of experts
+    mla: MLAConfig | None = None  # of a model with latent attention
     draft: DraftConfig | None = None  # of a draft model
     quant: QuantConfig | None = None  # of a quantised checkpoint
 
@@ -75,6 +79,7 @@ class ModelConfig:
                 f"{path} holds a draft model ({architecture}): give it as --speculative-draft-model-path"
             )
         _check_known(fields, architecture, TARGET_ARCHITECTURES)
+        fields = language_fields(fields, architecture)
         return _build(cls, Path(path), fields, architecture, context_length, None)
 
     @classmethod
@@ -137,14 +142,15 @@ def _build(
     head_dim = fields.integer("head_dim", max(hidden_size // num_heads, 1))
     max_positions = fields.integer("max_position_embeddings", 2048)
     rope = read_rope(fields, max_positions, _PARTIAL_ROPE.get(architecture))
-    if rope.turned(head_dim) % 2:
+    num_layers = fields.integer("num_hidden_layers")
+    mla = read_mla(fields, architecture, rope, num_layers)
+    if mla is None and rope.turned(head_dim) % 2:
         raise ModelConfigError(f"{fields.where}: an odd number of a head's {head_dim} dimensions is turned")
     own_context = _context_len(fields, rope, max_positions)
     if draft is None:
         _check_context(fields, context_length, own_context)
     context_len = own_context if context_length is None else context_length
     _refuse_window(fields, architecture, context_len)
-    num_layers = fields.integer("num_hidden_layers")
     eos_ids = fields.integers("eos_token_id") + generation.integers("eos_token_id")
     bos_ids = fields.integers("bos_token_id")
     return cls(
@@ -157,7 +163,7 @@ def _build(
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
+        head_dim=head_dim if mla is None else mla.qk_dim,
         rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
         rope=rope,
         tie_word_embeddings=fields.flag("tie_word_embeddings"),
@@ -171,6 +177,7 @@ def _build(
         sampling_defaults=_sampling_defaults(generation),
         num_nextn_layers=fields.count("num_nextn_predict_layers", fields.count("num_mtp_layers", 0)),
         moe=read_moe(fields, architecture, num_layers),
+        mla=mla,
         draft=draft,
         quant=read_quant(path),
     )

@@ -53,7 +53,7 @@ class LlamaEagle3:
         _check_target(config, target.config)
         self.config = config
         self.draft = config.draft
-        self.aux_layers = config.draft.aux_layers(target.config.num_layers)
+        self.aux_layers = config.draft.aux_layers(target.config.num_layers, target.config.mla is not None)
         self.kv_shape = KVShape(1, config.num_kv_heads, config.head_dim)
         self.feature_size = config.hidden_size
         self.rope = Rope(config.rope, config.head_dim, max_positions, dtype, device)

@@ -11,7 +11,14 @@ import torch
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.model_loader.weight_source import WeightSource
 from sglang.srt.models.decoder import DecoderModel
+from sglang.srt.models.deepseek import (
+    DeepseekV2ForCausalLM,
+    DeepseekV3ForCausalLM,
+    DeepseekV32ForCausalLM,
+)
 from sglang.srt.models.glm4_moe import Glm4MoeForCausalLM
+from sglang.srt.models.glm_mla import Glm4MoeLiteForCausalLM, GlmMoeDsaForCausalLM
+from sglang.srt.models.kimi_k25 import KimiK25ForConditionalGeneration
 from sglang.srt.models.llama import LlamaForCausalLM
 from sglang.srt.models.llama_eagle3 import LlamaEagle3
 from sglang.srt.models.mistral import MistralForCausalLM
@@ -27,6 +34,12 @@ TARGETS: Final[Mapping[str, type[DecoderModel]]] = MappingProxyType(
         "Qwen3ForCausalLM": Qwen3ForCausalLM,
         "Qwen3MoeForCausalLM": Qwen3MoeForCausalLM,
         "Glm4MoeForCausalLM": Glm4MoeForCausalLM,
+        "DeepseekV2ForCausalLM": DeepseekV2ForCausalLM,
+        "DeepseekV3ForCausalLM": DeepseekV3ForCausalLM,
+        "DeepseekV32ForCausalLM": DeepseekV32ForCausalLM,
+        "KimiK25ForConditionalGeneration": KimiK25ForConditionalGeneration,
+        "Glm4MoeLiteForCausalLM": Glm4MoeLiteForCausalLM,
+        "GlmMoeDsaForCausalLM": GlmMoeDsaForCausalLM,
     }
 )
 DRAFTERS: Final[Mapping[str, type[LlamaEagle3]]] = MappingProxyType({"LlamaForCausalLMEagle3": LlamaEagle3})

@@ -1,0 +1,192 @@
+"""The decoder with multi-head latent attention that DeepSeek, Kimi and GLM-5 share.
+
+What a family's layers are, its config says: ``MLAConfig`` (with or without an indexer) and ``MoEConfig``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+import torch.nn.functional as F
+
+from sglang.srt.configs.mla_config import IndexConfig, MLAConfig
+from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.layers.attention.base import LayerAttention
+from sglang.srt.layers.attention.heads import Positions
+from sglang.srt.layers.attention.mla import IndexProduct, LatentHeads, LatentProduct
+from sglang.srt.layers.linear import Linear
+from sglang.srt.layers.moe.layer import MLP
+from sglang.srt.layers.norm import RMSNorm
+from sglang.srt.mem_cache.mla_pool import MLAShape
+from sglang.srt.model_loader.weight_source import WeightSource
+from sglang.srt.models.decoder import DecoderLayer, DecoderModel, total_bytes
+from sglang.srt.models.dense import take_linear
+from sglang.srt.models.moe import take_mlp
+
+LATENT_EPS: Final = 1e-6
+"""Of the norms of latents, and of an indexer's keys, whatever ``rms_norm_eps`` is: what transformers and
+DeepSeek's own code have."""
+
+
+def in_halves(x: torch.Tensor, rope_dim: int) -> torch.Tensor:
+    """x: [..., d], pairs (0, 1), (2, 3), … in the first ``rope_dim`` dimensions -> the first of every pair,
+    then the second ones, as ``RopeAngles`` turns them. Queries and keys alike: products stay."""
+    turned = x[..., :rope_dim].unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
+    return turned if rope_dim == x.shape[-1] else torch.cat((turned, x[..., rope_dim:]), dim=-1)
+
+
+class Indexer:
+    """Finds the places that a layer attends to."""
+
+    def __init__(
+        self, config: ModelConfig, mla: MLAConfig, index: IndexConfig, source: WeightSource, prefix: str
+    ):
+        assert mla.q_lora_rank is not None
+        self.config = index
+        self.rope_dim = mla.rope_dim
+        hidden, dim = config.hidden_size, index.head_dim
+        self.q = take_linear(source, [(f"{prefix}wq_b", index.num_heads * dim)], mla.q_lora_rank, False)
+        self.k = take_linear(source, [(f"{prefix}wk", dim)], hidden, False)
+        # What decides is not rounded.
+        self.norm_weight = source.take(f"{prefix}k_norm.weight", (dim,), wide=True)
+        self.norm_bias = source.take(f"{prefix}k_norm.bias", (dim,), wide=True)
+        self.head_weights = source.take(f"{prefix}weights_proj.weight", (index.num_heads, hidden), wide=True)
+
+    @property
+    def weight_bytes(self) -> int:
+        own = (self.norm_weight, self.norm_bias, self.head_weights)
+        return total_bytes(self.q, self.k) + sum(t.numel() * t.element_size() for t in own)
+
+    def __call__(self, x: torch.Tensor, q_latent: torch.Tensor, positions: Positions) -> IndexProduct:
+        """x: [T, H] normed; q_latent: [T, q_lora_rank] normed."""
+        config, wide = self.config, self.norm_weight.dtype
+        q = self.q(q_latent).view(len(x), config.num_heads, config.head_dim)
+        k = F.layer_norm(
+            self.k(x).to(wide), (config.head_dim,), self.norm_weight, self.norm_bias, LATENT_EPS
+        ).to(x.dtype)
+        scale = (config.num_heads * config.head_dim) ** -0.5
+        weights = F.linear(x.to(wide), self.head_weights) * scale
+        return IndexProduct(
+            self._turn(q, positions), self._turn(k[:, None], positions)[:, 0], weights, config.top_k
+        )
+
+    def _turn(self, x: torch.Tensor, positions: Positions) -> torch.Tensor:
+        """x: [T, heads, d], its first ``rope_dim`` dimensions."""
+        return positions.angles.rotate(in_halves(x, self.rope_dim) if self.config.interleaved else x)
+
+
+class LatentAttention:
+    """The attention block of one layer."""
+
+    def __init__(self, config: ModelConfig, source: WeightSource, index: int) -> None:
+        assert config.mla is not None
+        self.layer = index
+        self.mla = mla = config.mla
+        self.num_heads = config.num_heads
+        hidden, bias = config.hidden_size, config.attention_bias
+        prefix = f"model.layers.{index}.self_attn."
+        latent = (f"{prefix}kv_a_proj_with_mqa", mla.latent_dim)
+        rank, q_size = mla.q_lora_rank, config.num_heads * mla.qk_dim
+        if rank is None:
+            self.down = take_linear(source, [latent], hidden, bias)
+            self.q = take_linear(source, [(f"{prefix}q_proj", q_size)], hidden, False)
+        else:  # both latents by one product
+            self.down = take_linear(source, [(f"{prefix}q_a_proj", rank), latent], hidden, bias)
+            self.q_norm = RMSNorm(source.take(f"{prefix}q_a_layernorm.weight", (rank,)), LATENT_EPS)
+            self.q = take_linear(source, [(f"{prefix}q_b_proj", q_size)], rank, False)
+        shape = (mla.kv_lora_rank,)
+        self.kv_norm = RMSNorm(source.take(f"{prefix}kv_a_layernorm.weight", shape), LATENT_EPS)
+        kv_shape = (config.num_heads, mla.nope_dim + mla.v_dim, mla.kv_lora_rank)
+        kv_b = source.take(f"{prefix}kv_b_proj.weight", (kv_shape[0] * kv_shape[1], kv_shape[2]))
+        self.heads = LatentHeads(kv_b.view(kv_shape), mla.nope_dim)
+        self.o = take_linear(source, [(f"{prefix}o_proj", hidden)], config.num_heads * mla.v_dim, bias)
+        self.indexer: Indexer | None = None
+        if mla.index is not None and index in mla.index.layers:
+            self.indexer = Indexer(config, mla, mla.index, source, f"{prefix}indexer.")
+
+    @property
+    def weight_bytes(self) -> int:
+        q_norm = [] if self.mla.q_lora_rank is None else [self.q_norm]
+        indexer = [] if self.indexer is None else [self.indexer]
+        return total_bytes(self.down, self.q, self.kv_norm, self.heads, self.o, *q_norm, *indexer)
+
+    def linears(self) -> list[Linear]:
+        indexer = [] if self.indexer is None else [self.indexer.q, self.indexer.k]
+        return [self.down, self.q, self.o, *indexer]
+
+    def __call__(
+        self, hidden: torch.Tensor, norm: RMSNorm, positions: Positions, attn: LayerAttention
+    ) -> torch.Tensor:
+        """hidden: [T, H] residual stream -> [T, H], the attention of ``norm(hidden)`` added; used up."""
+        x = norm(hidden)
+        out = attn(self.layer, self._product(x, positions))  # [T, nq, v]
+        return self.o(out.flatten(1), residual=hidden)
+
+    def _product(self, x: torch.Tensor, positions: Positions) -> LatentProduct:
+        """x: [T, H], normed."""
+        mla, down = self.mla, self.down(x)
+        q_in = x
+        if mla.q_lora_rank is not None:
+            q_in, down = self.q_norm(down[:, : mla.q_lora_rank]), down[:, mla.q_lora_rank :]
+        q = self.q(q_in).view(len(x), self.num_heads, mla.qk_dim)
+        q_nope, q_rope = q.split((mla.nope_dim, mla.rope_dim), dim=-1)
+        latent, k_rope = down.split((mla.kv_lora_rank, mla.rope_dim), dim=-1)
+        k_rope = self._turn(k_rope[:, None], positions)[:, 0]
+        return LatentProduct(
+            q_nope=q_nope,
+            q_rope=self._turn(q_rope, positions),
+            latent=torch.cat((self.kv_norm(latent), k_rope), dim=-1),
+            heads=self.heads,
+            scale=mla.softmax_scale,
+            sparse=mla.index is not None,
+            index=None if self.indexer is None else self.indexer(x, q_in, positions),
+        )
+
+    def _turn(self, x: torch.Tensor, positions: Positions) -> torch.Tensor:
+        """x: [T, heads, r]."""
+        return positions.angles.rotate(in_halves(x, self.mla.rope_dim) if self.mla.interleaved else x)
+
+
+class MLALayer:
+    """One decoder layer; adds its two blocks to the residual stream."""
+
+    def __init__(self, config: ModelConfig, source: WeightSource, index: int, mlp: MLP) -> None:
+        self.index = index
+        self.attention = LatentAttention(config, source, index)
+        self.mlp = mlp
+        prefix, shape, eps = f"model.layers.{index}.", (config.hidden_size,), config.rms_norm_eps
+        self.input_norm = RMSNorm(source.take(f"{prefix}input_layernorm.weight", shape), eps)
+        self.post_norm = RMSNorm(source.take(f"{prefix}post_attention_layernorm.weight", shape), eps)
+
+    @property
+    def weight_bytes(self) -> int:
+        return total_bytes(self.attention, self.mlp, self.input_norm, self.post_norm)
+
+    def linears(self) -> list[Linear]:
+        return [*self.attention.linears(), *self.mlp.linears()]
+
+    def __call__(self, hidden: torch.Tensor, positions: Positions, attn: LayerAttention) -> torch.Tensor:
+        """hidden: [T, H] residual stream, used up -> [T, H]."""
+        hidden = self.attention(hidden, self.input_norm, positions, attn)
+        return self.mlp(hidden, self.post_norm)
+
+
+class MLAModel(DecoderModel):
+    """Latent attention in every layer; experts in those that the config names."""
+
+    def cache_shape(self, config: ModelConfig) -> MLAShape:
+        assert config.mla is not None
+        index = config.mla.index
+        if index is None:
+            return MLAShape(config.num_layers, config.mla.latent_dim)
+        return MLAShape(config.num_layers, config.mla.latent_dim, index.layers, index.head_dim)
+
+    def rope_dim(self, config: ModelConfig) -> int:
+        assert config.mla is not None
+        return config.mla.rope_dim
+
+    def make_layers(self, config: ModelConfig, source: WeightSource) -> Sequence[DecoderLayer]:
+        layers = range(config.num_layers)
+        return [MLALayer(config, source, i, take_mlp(source, config, i)) for i in layers]
