@@ -106,6 +106,7 @@ def write_tiny_eagle3(
     target's own lm_head. The file names start with ``model_prefix + layer_prefix``.
     """
     target = json.loads((Path(target_folder) / "config.json").read_text())
+    target = target.get("text_config", target)
     fields = {
         name: target[name]
         for name in (
@@ -172,7 +173,8 @@ def _read_target(folder: Path) -> Tensors:
     tensors: Tensors = {}
     for file in sorted(folder.glob("*.safetensors")):
         tensors |= load_file(file)
-    return tensors
+    # A language model inside a larger one has the same names behind a prefix.
+    return {name.removeprefix("language_model."): tensor for name, tensor in tensors.items()}
 
 
 class Draw:
