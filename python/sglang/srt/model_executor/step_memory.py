@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.layers.attention.mla_sparse import BLOCK_QUERIES
 from sglang.srt.model_executor.config import max_positions
 from sglang.srt.model_executor.step_plan import SpecShape
 
@@ -20,6 +21,7 @@ _RESIDUALS: Final = 8  # hidden states: residual, normed, the product's, those k
 _HEADS: Final = 3  # q, k and v: the product, after norm and rope, and what attention gives
 _MLP: Final = 4  # gate and up, and their product
 _PREFIX_COPIES: Final = 3  # K and V of a chunk's prefix: gathered, then joined with the chunk's own
+_SCORES: Final = 2  # of latent attention: before and after the softmax
 _GROWTH: Final = 1.25  # of the buffer of gathered rows
 _PADDING: Final = 2  # of a row to the longest beside it; rows of other lengths are taken apart
 
@@ -53,18 +55,32 @@ def step_bytes(target: ModelConfig, drafter: ModelConfig | None, sizes: StepSize
 
 def _token_values(config: ModelConfig) -> int:
     heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    if (mla := config.mla) is not None:  # queries before and after they are taken to the latents, and sums
+        heads = config.num_heads * (mla.qk_dim + 2 * mla.latent_dim + mla.v_dim) + mla.latent_dim
+        heads += (mla.q_lora_rank or 0) + (
+            0 if mla.index is None else mla.index.num_heads * mla.index.head_dim
+        )
     return _RESIDUALS * config.hidden_size + _HEADS * heads + _MLP * config.intermediate_size
 
 
 def _layer_kv_bytes(config: ModelConfig, itemsize: int) -> int:
     """Of one token in one layer."""
+    if (mla := config.mla) is not None:
+        return (mla.latent_dim + (0 if mla.index is None else mla.index.head_dim)) * itemsize
     return 2 * config.num_kv_heads * config.head_dim * itemsize
 
 
 def _prefill_bytes(config: ModelConfig, sizes: StepSizes, itemsize: int) -> int:
     """Masks of all chunks of a step (a bool and what is added to scores), and one chunk's prefix."""
-    masks = sizes.prefill_tokens * sizes.context_len * (itemsize + 1)
-    return masks + sizes.context_len * _PREFIX_COPIES * _layer_kv_bytes(config, itemsize)
+    mask = itemsize + 1
+    of_place = _PREFIX_COPIES * _layer_kv_bytes(config, itemsize)
+    if (mla := config.mla) is not None:  # keys and values of a chunk's places, padded to one size
+        wide = max(mla.qk_dim, mla.v_dim)
+        of_place += config.num_heads * (mla.nope_dim + mla.v_dim + mla.qk_dim + 2 * wide) * itemsize
+        if mla.index is not None:  # what is chosen of what is seen; scores of all heads
+            mask += 2 + 3 * max(itemsize, 4) + 8
+            of_place += 2 * BLOCK_QUERIES * mla.index.num_heads * max(itemsize, 4)
+    return sizes.prefill_tokens * sizes.context_len * mask + sizes.context_len * of_place
 
 
 def _gathered_bytes(config: ModelConfig, sizes: StepSizes, itemsize: int) -> float:
@@ -78,6 +94,9 @@ def _gathered_bytes(config: ModelConfig, sizes: StepSizes, itemsize: int) -> flo
     places = min(sizes.num_slots * longest, _PADDING * sizes.pool_tokens)
     group = config.num_heads // config.num_kv_heads
     masks = queries * (2 + (group + 1) * itemsize)
+    if (mla := config.mla) is not None:  # one mask for all heads, but their scores, and those of an indexer
+        index_heads = 0 if mla.index is None else mla.index.num_heads + 3
+        masks = queries * (3 + (_SCORES * config.num_heads + 2 * index_heads) * max(itemsize, 4))
     return places * (_GROWTH * _layer_kv_bytes(config, itemsize) + masks)
 
 

@@ -6,7 +6,12 @@ not depend on how a step's rows lie in memory.
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
+
+BLOCK_QUERIES: Final = 64
+"""Queries of a row that are scored at once: each head's scores are there together."""
 
 
 def index_scores(
@@ -15,11 +20,16 @@ def index_scores(
     weights: torch.Tensor,  # [R, Q, h]
 ) -> torch.Tensor:
     """[R, Q, W], in the weights' dtype."""
-    num_rows, num_queries, num_heads, _ = q.shape
     q, k = q.to(weights.dtype), k.to(weights.dtype)
+    parts = zip(q.split(BLOCK_QUERIES, dim=1), weights.split(BLOCK_QUERIES, dim=1), strict=True)
+    return torch.cat([_scores(part, k, of_heads) for part, of_heads in parts], dim=1)
+
+
+def _scores(q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    num_rows, num_queries, num_heads, _ = q.shape
     dots = q.flatten(1, 2) @ k.transpose(1, 2)  # [R, Q * h, W]
     dots = dots.relu_().view(num_rows * num_queries, num_heads, -1)
-    return (weights.view(-1, 1, num_heads) @ dots).view(num_rows, num_queries, -1)
+    return (weights.reshape(-1, 1, num_heads) @ dots).view(num_rows, num_queries, -1)
 
 
 def best_places(scores: torch.Tensor, seen: torch.Tensor, top_k: int) -> torch.Tensor:
