@@ -7,6 +7,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from helpers.tiny_mla import (
+    write_tiny_deepseek_v2,
+    write_tiny_deepseek_v3,
+    write_tiny_deepseek_v32,
+    write_tiny_glm4_moe_lite,
+    write_tiny_glm5,
+    write_tiny_kimi_k25,
+)
 from helpers.tiny_models import (
     write_tiny_eagle3,
     write_tiny_llama,
@@ -27,6 +35,12 @@ WRITERS = {
     "qwen3": write_tiny_qwen3,
     "qwen3-moe": write_tiny_qwen3_moe,
     "glm4-moe": write_tiny_glm4_moe,
+    "deepseek-v2": write_tiny_deepseek_v2,
+    "deepseek-v3": write_tiny_deepseek_v3,
+    "deepseek-v3.2": write_tiny_deepseek_v32,
+    "kimi-k2.5": write_tiny_kimi_k25,
+    "glm-4.7-flash": write_tiny_glm4_moe_lite,
+    "glm-5": write_tiny_glm5,
 }
 CONTEXT = 1024
 

@@ -17,7 +17,13 @@ SHAPES = ((3, 1, 4), (2, 4, 16), (5, 4, 8))  # steps, topk, draft tokens
 PAGE_SIZES = (1, 16)
 SCHEDULES = 216  # over all shapes and page sizes
 LONG_SCHEDULES = 10_002
-FAMILIES = {"qwen3-moe": SHAPES[0], "glm4-moe": SHAPES[1]}
+FAMILIES = {
+    "qwen3-moe": SHAPES[0],
+    "glm4-moe": SHAPES[1],
+    "deepseek-v3": SHAPES[1],
+    "kimi-k2.5": SHAPES[0],
+    "glm-5": SHAPES[1],
+}
 FEW_SCHEDULES = 3  # of each family beside Llama
 TOKENS_PER_EXEMPTION = 20_000
 
