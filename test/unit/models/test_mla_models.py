@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers.quantise import FORMATS, Format, write_quantised
 from helpers.run_model import Driver, load_target
 from helpers.tiny_mla import (
     language_model_of,
@@ -100,3 +102,33 @@ def ancestors() -> torch.Tensor:
     for node in range(len(TREE_PARENTS)):
         mask[node, path_to(node)] = True
     return mask
+
+
+KEPT = ("lm_head", "self_attn", "shared_experts", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+KIMI_IGNORES = [
+    "lm_head",
+    "re:.*self_attn.*",
+    "re:.*shared_experts.*",
+    r"re:.*mlp\.(gate|up|gate_up|down)_proj.*",
+]
+QUANTISED: dict[str, tuple[Writer, Format]] = {
+    "kimi-k2.5-int4": (
+        write_tiny_kimi_k25,
+        replace(FORMATS["int4"], config=FORMATS["int4"].config | {"ignore": KIMI_IGNORES}, dense=KEPT),
+    ),
+    "deepseek-v3-fp8": (write_tiny_deepseek_v3, FORMATS["fp8-block"]),
+    "glm-5-nvfp4": (write_tiny_glm5, replace(FORMATS["nvfp4"], dense=KEPT)),
+}
+
+
+@pytest.mark.parametrize("name", QUANTISED)
+def test_quantised_as_published_equals_the_dequantised_model(tmp_path: Path, name: str) -> None:
+    writer, form = QUANTISED[name]
+    source = writer(tmp_path / "source", seed=1)
+    quantised, plain = write_quantised(source, tmp_path, form)
+    ids = draw_ids(40, 4)
+    exact, expected, got = (
+        Driver(load_target(folder, torch.float32), 16, torch.float32).prefill(ids)
+        for folder in (source, plain, quantised)
+    )
+    assert torch.equal(got, expected) and not torch.equal(got, exact)

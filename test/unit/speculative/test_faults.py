@@ -13,10 +13,15 @@ from sglang.srt.model_executor.step_plan import SlotSampling
 WARM = SlotSampling(temperature=1.0, seed=8)
 
 
-@pytest.mark.parametrize("shape", [(3, 1, 4), (3, 3, 9)], ids=str)
+FAMILIES = pytest.mark.parametrize(
+    "shape,family", [((3, 1, 4), "llama"), ((3, 3, 9), "llama"), ((3, 3, 9), "glm-5")], ids=str
+)
+
+
+@FAMILIES
 @pytest.mark.parametrize("speculate", [False, True])
-def test_a_broken_cache_ends_one_request(shape: tuple[int, int, int], speculate: bool) -> None:
-    driver = PlanDriver(tiny_executor(shape))
+def test_a_broken_cache_ends_one_request(shape: tuple[int, int, int], family: str, speculate: bool) -> None:
+    driver = PlanDriver(tiny_executor(shape, family))
     draft_len = shape[0] if speculate else 0
     prompts = [[5, 9, 200], [7, 7], [31, 8, 4, 4]]
     expected = driver.generate(
@@ -26,7 +31,8 @@ def test_a_broken_cache_ends_one_request(shape: tuple[int, int, int], speculate:
     broken, others = requests[1], [requests[0], requests[2]]
     driver.step(requests, draft_len)
     for pool in driver.executor.worker.pools:
-        pool.kv[:, broken.pages[0]] = math.nan
+        for tensor in pool.tensors:
+            tensor[:, broken.pages[0]] = math.nan
     driver.step(requests, draft_len)
     assert broken.faulty and not any(r.faulty for r in others)
     assert len(broken.output) == sum(broken.counts[:1]) + 1  # the prefill's, those before; no more
@@ -45,10 +51,10 @@ def test_a_broken_drafter_costs_speed_only() -> None:
     assert driver.generate([request], 20, 3) == expected and not request.faulty
 
 
-@pytest.mark.parametrize("shape", [(3, 1, 4), (3, 3, 9)], ids=str)
-def test_a_draft_that_breaks_the_target_is_only_rejected(shape: tuple[int, int, int]) -> None:
+@FAMILIES
+def test_a_draft_that_breaks_the_target_is_only_rejected(shape: tuple[int, int, int], family: str) -> None:
     """Its K and V are masked for the nodes before it, and 0 * NaN is NaN: the row would be faulty."""
-    driver = PlanDriver(tiny_executor(shape))
+    driver = PlanDriver(tiny_executor(shape, family))
     prompts = [[5, 9, 200], [7, 7]]
     expected = driver.generate([driver.add(p, WARM) for p in prompts], 20)
     drafted = _record_drafts(driver)
