@@ -5,14 +5,18 @@ from __future__ import annotations
 import torch
 
 
-def attend_one(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
-    """One query. q: [nq, d]; k, v: [places, nkv, d]; seen: [places] bool -> [nq, d] float64."""
+def attend_one(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor, sinks: torch.Tensor | None = None
+) -> torch.Tensor:
+    """One query. q: [nq, d]; k, v: [places, nkv, d]; seen: [places] bool; sinks: [nq] -> [nq, d] float64."""
     q, k, v = q.double(), k.double()[seen], v.double()[seen]
     group = q.shape[0] // k.shape[1]
     heads = []
     for h in range(q.shape[0]):
         scores = k[:, h // group] @ q[h] * q.shape[1] ** -0.5
-        heads.append(scores.softmax(0) @ v[:, h // group])
+        sink = scores.new_empty(0) if sinks is None else sinks[h : h + 1].double()
+        parts = torch.cat((scores, sink)).softmax(0)
+        heads.append(parts[: len(scores)] @ v[:, h // group])
     return torch.stack(heads)
 
 

@@ -62,6 +62,53 @@ def write_tiny_glm4_moe(folder: str | Path, seed: int = 0, **config: Any) -> Pat
     return write_folder(folder, fields, tensors)
 
 
+def write_tiny_gpt_oss(folder: str | Path, seed: int = 0, **config: Any) -> Path:
+    """GPT-OSS as it is saved in half precision: experts [E, in, out], gate and up interleaved."""
+    fields = gpt_oss_config() | config
+    return write_folder(folder, fields, gpt_oss_tensors(fields, seed))
+
+
+def gpt_oss_config() -> dict[str, Any]:
+    """A window of 24 in every other layer, the first one included; yarn whose ramp is not rounded."""
+    return BASE_CONFIG | {
+        "architectures": ["GptOssForCausalLM"],
+        "model_type": "gpt_oss",
+        "head_dim": 16,
+        "intermediate_size": 32,
+        "attention_bias": True,
+        "sliding_window": 24,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "swiglu_limit": 7.0,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 8.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 64,
+        },
+    }
+
+
+def gpt_oss_tensors(fields: dict[str, Any], seed: int) -> Tensors:
+    draw, num = Draw(seed + 1), fields["num_local_experts"]
+    hidden, size = fields["hidden_size"], fields["intermediate_size"]
+    tensors = {n: t for n, t in target_tensors(fields, seed).items() if ".mlp." not in n}
+    for layer in range(fields["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}."
+        tensors[f"{prefix}self_attn.sinks"] = draw.normal(fields["num_attention_heads"])
+        tensors[f"{prefix}mlp.router.weight"] = draw.linear(num, hidden, 1.5)
+        tensors[f"{prefix}mlp.router.bias"] = draw.normal(num, std=0.3)
+        experts = f"{prefix}mlp.experts."
+        # gate and up beyond the clamps now and then
+        tensors[f"{experts}gate_up_proj"] = draw.normal(num, hidden, 2 * size, std=3.0 * hidden**-0.5)
+        tensors[f"{experts}gate_up_proj_bias"] = draw.normal(num, 2 * size, std=0.3)
+        tensors[f"{experts}down_proj"] = draw.normal(num, size, hidden, std=0.05 * size**-0.5)
+        tensors[f"{experts}down_proj_bias"] = draw.normal(num, hidden, std=0.05)
+    return tensors
+
+
 def put_experts(
     tensors: Tensors, fields: dict[str, Any], layers: list[int], num_experts: int, draw: Draw
 ) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from sglang.srt.layers.attention import rows as row_places
 from sglang.srt.layers.attention.base import Block, DecodeRows, PrefillRows, ScratchRows
+from sglang.srt.layers.attention.heads import Scope
 from sglang.srt.layers.attention.torch_native import TorchNativeAttention
 from sglang.srt.mem_cache.kv_pool import MHAKVPool
 
@@ -75,12 +76,26 @@ def block_seen(block: Block, mask: torch.Tensor | None, row: int, query: int, nu
     return torch.arange(num) <= query
 
 
+def draw_sinks(seed: int) -> torch.Tensor:
+    return torch.randn(NQ, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def within(scope: Scope, seen: torch.Tensor, positions: torch.Tensor, own: int) -> torch.Tensor:
+    """Of the places seen, those whose positions lie in the window of a query at position ``own``."""
+    return seen if scope.window is None else seen & (own - positions < scope.window)
+
+
 worlds = st.fixed_dictionaries(
     {
         "seed": st.integers(0, 10_000),
         "page_size": st.sampled_from([1, 3, 16]),
         "lens": st.lists(st.integers(1, 30), min_size=1, max_size=NUM_SLOTS),
     }
+)
+scopes = st.builds(
+    lambda window, seed: Scope(window, None if seed is None else 2.0 * draw_sinks(seed)),
+    st.sampled_from([None, None, 1, 3, 12]),
+    st.sampled_from([None, None, 1, 2]),
 )
 short_rows = st.sampled_from([1, 64])  # 1: rows of different lengths are taken apart
 
@@ -110,9 +125,9 @@ def test_a_long_row_does_not_make_its_neighbours_long() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(worlds, st.sampled_from([Block.CAUSAL, Block.TREE]), st.integers(1, 7), short_rows)
+@given(worlds, st.sampled_from([Block.CAUSAL, Block.TREE]), st.integers(1, 7), short_rows, scopes)
 def test_decode_and_verify(
-    world_args: dict[str, object], block: Block, num_queries: int, short_row: int
+    world_args: dict[str, object], block: Block, num_queries: int, short_row: int, scope: Scope
 ) -> None:
     world = World(**world_args)  # type: ignore[arg-type]
     slots = world.slots(len(world.history))
@@ -122,7 +137,7 @@ def test_decode_and_verify(
     q, k, v = world.draw(num, NQ), world.draw(num, NKV), world.draw(num, NKV)
     rows = DecodeRows(slots, lens, int(lens.max()) + 3, num_queries, block, mask)
     with patch.object(row_places, "SHORT_ROW", short_row):
-        got = world.backend.decode(rows)(LAYER, product_of(q, k, v))
+        got = world.backend.decode(rows)(LAYER, product_of(q, k, v, scope))
     expected = []
     for r, slot in enumerate(slots.tolist()):
         own = slice(r * num_queries, (r + 1) * num_queries)
@@ -131,7 +146,10 @@ def test_decode_and_verify(
         for i in range(num_queries):
             seen_base = torch.ones(base_k.shape[0], dtype=torch.bool)
             seen = torch.cat((seen_base, block_seen(block, mask, r, i, num_queries)))
-            expected.append(attend_one(q[own][i], all_k, all_v, seen))
+            depths = [int(block_seen(block, mask, r, j, num_queries).sum()) - 1 for j in range(num_queries)]
+            positions = torch.cat((torch.arange(int(lens[r])), lens[r] + torch.tensor(depths)))
+            seen = within(scope, seen, positions, int(lens[r]) + depths[i])
+            expected.append(attend_one(q[own][i], all_k, all_v, seen, scope.sinks))
         places = world.backend.places(torch.full((num_queries,), slot), lens[r] + torch.arange(num_queries))
         assert torch.equal(world.pool.keys(LAYER)[places], k[own])
         assert torch.equal(world.pool.values(LAYER)[places], v[own])
@@ -158,9 +176,9 @@ def test_block_none_writes_nothing(world_args: dict[str, object], num_queries: i
 
 
 @settings(max_examples=40, deadline=None)
-@given(worlds, st.lists(st.integers(1, 12), min_size=NUM_SLOTS, max_size=NUM_SLOTS), st.data())
+@given(worlds, st.lists(st.integers(1, 12), min_size=NUM_SLOTS, max_size=NUM_SLOTS), st.data(), scopes)
 def test_prefill_of_first_and_later_chunks(
-    world_args: dict[str, object], lengths: list[int], data: st.DataObject
+    world_args: dict[str, object], lengths: list[int], data: st.DataObject, scope: Scope
 ) -> None:
     world = World(**world_args)  # type: ignore[arg-type]
     slots = world.slots(len(world.history)).tolist()
@@ -169,7 +187,8 @@ def test_prefill_of_first_and_later_chunks(
     rows = PrefillRows(tuple(slots), tuple(starts), tuple(lengths))
     total = sum(lengths)
     q, k, v = world.draw(total, NQ), world.draw(total, NKV), world.draw(total, NKV)
-    close(world.backend.prefill(rows)(LAYER, product_of(q, k, v)), _prefill_reference(world, rows, q, k, v))
+    got = world.backend.prefill(rows)(LAYER, product_of(q, k, v, scope))
+    close(got, _prefill_reference(world, rows, q, k, v, scope))
     begin = 0
     for slot, start, length in zip(slots, starts, lengths, strict=True):
         places = world.backend.places(torch.full((length,), slot), start + torch.arange(length))
@@ -178,7 +197,7 @@ def test_prefill_of_first_and_later_chunks(
 
 
 def _prefill_reference(
-    world: World, rows: PrefillRows, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    world: World, rows: PrefillRows, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scope: Scope
 ) -> list[torch.Tensor]:
     expected, begin = [], 0
     for slot, start, length in zip(rows.slots, rows.starts, rows.query_lens, strict=True):
@@ -186,14 +205,16 @@ def _prefill_reference(
         base_k, base_v = world.history[slot]
         all_k, all_v = torch.cat((base_k[:start], k[own])), torch.cat((base_v[:start], v[own]))
         for i in range(length):
-            expected.append(attend_one(q[own][i], all_k, all_v, torch.arange(start + length) <= start + i))
+            positions = torch.arange(start + length)
+            seen = within(scope, positions <= start + i, positions, start + i)
+            expected.append(attend_one(q[own][i], all_k, all_v, seen, scope.sinks))
         begin += length
     return expected
 
 
 @settings(max_examples=20, deadline=None)
-@given(worlds, st.integers(1, 9))
-def test_mixed(world_args: dict[str, object], length: int) -> None:
+@given(worlds, st.integers(1, 9), scopes)
+def test_mixed(world_args: dict[str, object], length: int, scope: Scope) -> None:
     world = World(**world_args)  # type: ignore[arg-type]
     slots = world.slots(len(world.history))
     decoding, chunk_slot = slots[1:], int(slots[0])
@@ -204,13 +225,15 @@ def test_mixed(world_args: dict[str, object], length: int) -> None:
     decode = DecodeRows(decoding, lens, int(lens.max()), 1)
     chunk = PrefillRows((chunk_slot,), (start,), (length,))
     q, k, v = world.draw(n + length, NQ), world.draw(n + length, NKV), world.draw(n + length, NKV)
-    got = world.backend.mixed(decode, chunk)(LAYER, product_of(q, k, v))
+    got = world.backend.mixed(decode, chunk)(LAYER, product_of(q, k, v, scope))
     expected = []
     for r, slot in enumerate(decoding.tolist()):
         all_k = torch.cat((world.history[slot][0], k[r : r + 1]))
         all_v = torch.cat((world.history[slot][1], v[r : r + 1]))
-        expected.append(attend_one(q[r], all_k, all_v, torch.ones(all_k.shape[0], dtype=torch.bool)))
-    close(got, expected + _prefill_reference(world, chunk, q[n:], k[n:], v[n:]))
+        positions = torch.arange(all_k.shape[0])
+        seen = within(scope, positions >= 0, positions, int(lens[r]))
+        expected.append(attend_one(q[r], all_k, all_v, seen, scope.sinks))
+    close(got, expected + _prefill_reference(world, chunk, q[n:], k[n:], v[n:], scope))
 
 
 @settings(max_examples=30, deadline=None)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from helpers.run_model import Driver, load_target
 from helpers.tiny_models import write_tiny_llama, write_tiny_mistral, write_tiny_qwen2, write_tiny_qwen3
-from helpers.tiny_moe import write_tiny_glm4_moe, write_tiny_qwen3_moe
+from helpers.tiny_moe import write_tiny_glm4_moe, write_tiny_gpt_oss, write_tiny_qwen3_moe
 
 from sglang.srt.configs.model_config import DRAFT_ARCHITECTURES, TARGET_ARCHITECTURES
 from sglang.srt.layers.attention.base import PrefillRows
@@ -27,12 +27,15 @@ VARIANTS: dict[str, tuple[Writer, dict[str, Any]]] = {
     "qwen3": (write_tiny_qwen3, {}),
     "mistral": (write_tiny_mistral, {}),
     "mistral-window-of-the-context": (write_tiny_mistral, {"sliding_window": 512}),
+    "mistral-window": (write_tiny_mistral, {"sliding_window": 40}),
     "qwen3-moe": (write_tiny_qwen3_moe, {}),
     "qwen3-moe-raw": (write_tiny_qwen3_moe, {"norm_topk_prob": False, "mlp_only_layers": []}),
     "glm4-moe": (write_tiny_glm4_moe, {}),
     "glm4-moe-air": (write_tiny_glm4_moe, {"use_qk_norm": False, "n_group": 4, "topk_group": 2}),
+    "gpt-oss": (write_tiny_gpt_oss, {}),
+    "gpt-oss-full": (write_tiny_gpt_oss, {"layer_types": ["full_attention"] * 4}),
 }
-ONE_PAGE_SIZE = ("mistral", "qwen3-moe", "glm4-moe")  # families whose pages are those of the others
+ONE_PAGE_SIZE = ("mistral", "qwen3-moe", "glm4-moe", "gpt-oss")  # pages are tested by others
 CASES = [(n, p) for n in VARIANTS for p in (1, 16) if p == 16 or not n.startswith(ONE_PAGE_SIZE)]
 NUM_TOKENS = 150  # beyond llama3's original 64 positions
 

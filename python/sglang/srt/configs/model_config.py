@@ -15,6 +15,7 @@ from sglang.srt.configs.moe_config import MoEConfig, read_moe
 from sglang.srt.configs.nested_config import language_fields
 from sglang.srt.configs.quant_config import QuantConfig, read_quant
 from sglang.srt.configs.rope_config import RopeConfig, read_rope
+from sglang.srt.configs.window_config import read_windows
 
 __all__ = ["ModelConfig", "ModelConfigError", "TARGET_ARCHITECTURES", "DRAFT_ARCHITECTURES"]
 
@@ -25,6 +26,7 @@ TARGET_ARCHITECTURES: Final = (
     "Qwen3ForCausalLM",
     "Qwen3MoeForCausalLM",
     "Glm4MoeForCausalLM",
+    "GptOssForCausalLM",
     *MLA_ARCHITECTURES,
 )
 DRAFT_ARCHITECTURES: Final = ("LlamaForCausalLMEagle3",)
@@ -61,6 +63,7 @@ class ModelConfig:
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)  # of generation_config.json
     num_nextn_layers: int = 0  # draft heads stored as layers after the last one
     moe: MoEConfig | None = None  # of a mixture of experts
+    windows: tuple[int | None, ...] = ()  # places that a layer's queries see; None, or (): all of them
     mla: MLAConfig | None = None  # of a model with latent attention
     draft: DraftConfig | None = None  # of a draft model
     quant: QuantConfig | None = None  # of a quantised checkpoint
@@ -150,7 +153,6 @@ def _build(
     if draft is None:
         _check_context(fields, context_length, own_context)
     context_len = own_context if context_length is None else context_length
-    _refuse_window(fields, architecture, context_len)
     eos_ids = fields.integers("eos_token_id") + generation.integers("eos_token_id")
     bos_ids = fields.integers("bos_token_id")
     return cls(
@@ -177,6 +179,7 @@ def _build(
         sampling_defaults=_sampling_defaults(generation),
         num_nextn_layers=fields.count("num_nextn_predict_layers", fields.count("num_mtp_layers", 0)),
         moe=read_moe(fields, architecture, num_layers),
+        windows=read_windows(fields, architecture, num_layers, context_len),
         mla=mla,
         draft=draft,
         quant=read_quant(path),
@@ -190,18 +193,6 @@ def _refuse_unsupported(fields: ConfigFields) -> None:
         )
     if fields.flag("use_sliding_window"):
         raise ModelConfigError(f"{fields.where}: use_sliding_window is not supported")
-
-
-def _refuse_window(fields: ConfigFields, architecture: str, context_len: int) -> None:
-    """Mistral's window reaches over the whole context, or it would be used."""
-    if architecture != "MistralForCausalLM":
-        return
-    window = 4096 if "sliding_window" not in fields.raw else fields.optional_integer("sliding_window")
-    if window is not None and window < context_len:
-        raise ModelConfigError(
-            f"{fields.where}: sliding windows are not supported, and the model's {window} is shorter than the"
-            f" context of {context_len}: use --context-length {window}"
-        )
 
 
 def _read_generation(path: Path) -> ConfigFields:

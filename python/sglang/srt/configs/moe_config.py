@@ -110,6 +110,19 @@ def _deepseek_v3(fields: ConfigFields, num_layers: int) -> MoEConfig:
     )
 
 
+def _gpt_oss(fields: ConfigFields, num_layers: int) -> MoEConfig:
+    """Softmax over the chosen ones, which is that over all of them made to sum to 1."""
+    if (limit := fields.number("swiglu_limit", 7.0)) != 7.0:
+        raise ModelConfigError(f"{fields.where}: swiglu_limit {limit} is not supported (supported: 7)")
+    return MoEConfig(
+        num_experts=_num_experts(fields),
+        top_k=fields.integer("num_experts_per_tok"),
+        intermediate_size=fields.integer("intermediate_size"),
+        layers=tuple(range(num_layers)),
+        renormalise=True,
+    )
+
+
 _READERS: Final[Mapping[str, Callable[[ConfigFields, int], MoEConfig]]] = MappingProxyType(
     {
         "Qwen3MoeForCausalLM": _qwen3_moe,
@@ -120,6 +133,7 @@ _READERS: Final[Mapping[str, Callable[[ConfigFields, int], MoEConfig]]] = Mappin
         "Glm4MoeForCausalLM": _deepseek_v3,
         "Glm4MoeLiteForCausalLM": _deepseek_v3,
         "GlmMoeDsaForCausalLM": _deepseek_v3,
+        "GptOssForCausalLM": _gpt_oss,
     }
 )
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.configs.moe_config import MoEConfig
 from sglang.srt.layers.attention.mla_sparse import BLOCK_QUERIES
 from sglang.srt.model_executor.config import max_positions
 from sglang.srt.model_executor.step_plan import SpecShape
@@ -22,6 +23,10 @@ _HEADS: Final = 3  # q, k and v: the product, after norm and rope, and what atte
 _MLP: Final = 4  # gate and up, and their product
 _PREFIX_COPIES: Final = 3  # K and V of a chunk's prefix: gathered, then joined with the chunk's own
 _SCORES: Final = 2  # of latent attention: before and after the softmax
+_EXPERT_STATES: Final = 5  # hidden states: an expert's rows, what it gives, that weighted, the sum, its copy
+_ROUTER: Final = 4  # scores: the product, the scores, what is chosen by, what groups leave of it
+_CHOSEN: Final = 16  # numbers of a token and expert chosen: weights and experts, sorted, 8 bytes some
+_WINDOW: Final = 17  # bytes while a window's mask is made: places are counted in 64 bits, both ways
 _GROWTH: Final = 1.25  # of the buffer of gathered rows
 _PADDING: Final = 2  # of a row to the longest beside it; rows of other lengths are taken apart
 
@@ -43,7 +48,8 @@ def step_bytes(target: ModelConfig, drafter: ModelConfig | None, sizes: StepSize
     spec = sizes.spec
     nodes = max(sizes.num_slots, sizes.max_spec_rows * (spec.num_draft_tokens if spec else 0))
     tokens = max(sizes.prefill_tokens + sizes.num_slots, nodes)
-    total: float = tokens * _token_values(target) * itemsize + _prefill_bytes(target, sizes, itemsize)
+    total: float = tokens * (_token_values(target) * itemsize + _expert_bytes(target, itemsize))
+    total += _prefill_bytes(target, sizes, itemsize)
     total += nodes * target.vocab_size * (_LOGITS * max(itemsize, 4) + SAMPLING_BYTES)
     total += _gathered_bytes(target, sizes, itemsize)
     if drafter is not None and spec is not None:
@@ -60,7 +66,21 @@ def _token_values(config: ModelConfig) -> int:
         heads += (mla.q_lora_rank or 0) + (
             0 if mla.index is None else mla.index.num_heads * mla.index.head_dim
         )
-    return _RESIDUALS * config.hidden_size + _HEADS * heads + _MLP * config.intermediate_size
+    size = max(config.intermediate_size, 0 if config.moe is None else _mlp_width(config.moe))
+    return _RESIDUALS * config.hidden_size + _HEADS * heads + _MLP * size
+
+
+def _mlp_width(moe: MoEConfig) -> int:
+    """Experts run one after the other, at most with all tokens; the shared ones before them, as one."""
+    return max(moe.num_shared, 1) * moe.intermediate_size
+
+
+def _expert_bytes(config: ModelConfig, itemsize: int) -> int:
+    """Of one token: what routing needs, in float32 at least."""
+    if (moe := config.moe) is None:
+        return 0
+    values = _EXPERT_STATES * config.hidden_size + _ROUTER * moe.num_experts + _CHOSEN * moe.top_k
+    return values * max(itemsize, 4)
 
 
 def _layer_kv_bytes(config: ModelConfig, itemsize: int) -> int:
@@ -80,6 +100,9 @@ def _prefill_bytes(config: ModelConfig, sizes: StepSizes, itemsize: int) -> int:
         if mla.index is not None:  # what is chosen of what is seen; scores of all heads
             mask += 2 + 3 * max(itemsize, 4) + 8
             of_place += 2 * BLOCK_QUERIES * mla.index.num_heads * max(itemsize, 4)
+    if config.windows:  # a second mask, and one with a sink; K and V with a sink
+        mask += 2 * itemsize + _WINDOW
+        of_place += 2 * _layer_kv_bytes(config, itemsize)
     return sizes.prefill_tokens * sizes.context_len * mask + sizes.context_len * of_place
 
 
@@ -97,7 +120,11 @@ def _gathered_bytes(config: ModelConfig, sizes: StepSizes, itemsize: int) -> flo
     if (mla := config.mla) is not None:  # one mask for all heads, but their scores, and those of an indexer
         index_heads = 0 if mla.index is None else mla.index.num_heads + 3
         masks = queries * (3 + (_SCORES * config.num_heads + 2 * index_heads) * max(itemsize, 4))
-    return places * (_GROWTH * _layer_kv_bytes(config, itemsize) + masks)
+    copies = _GROWTH
+    if config.windows:  # as in prefill
+        masks += queries * (2 * (group + 1) * itemsize + _WINDOW)
+        copies += 2
+    return places * (copies * _layer_kv_bytes(config, itemsize) + masks)
 
 
 def _scratch_bytes(config: ModelConfig, sizes: StepSizes, spec: SpecShape, itemsize: int) -> int:

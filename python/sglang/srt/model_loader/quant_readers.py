@@ -231,6 +231,20 @@ def _fp4(module: Module, config: QuantConfig, scheme: WeightScheme) -> Fp4Weight
     return Fp4Weight(packed, scale, own.reshape(()), False, input_scale)
 
 
+def read_blocks(source: StoredTensors, name: str, shape: Sequence[int]) -> Fp4Weight | None:
+    """GPT-OSS's own MXFP4: ``{name}_blocks`` and ``{name}_scales`` of all experts, for [E, in, out]."""
+    experts, in_features, out = shape
+    groups = (experts, out, in_features // GROUP_SIZES[torch.float8_e8m0fnu])
+    blocks = source.take_stored(f"{name}_blocks", (*groups, 16))
+    scales = source.take_stored(f"{name}_scales", groups)
+    if blocks is None or scales is None:
+        return None
+    if blocks.dtype != torch.uint8 or scales.dtype != torch.uint8:
+        source.ledger.wrong_format.append(f"{name}_blocks and {name}_scales are not bytes")
+        return None
+    return Fp4Weight(blocks.flatten(-2), scales.view(torch.float8_e8m0fnu), None)
+
+
 def _fp4_scale(module: Module, scheme: WeightScheme) -> torch.Tensor | None:
     """[out, groups] in the dtype that tells NVFP4 and MXFP4 apart."""
     groups = module.num_groups(scheme)

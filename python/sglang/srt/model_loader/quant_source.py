@@ -16,7 +16,7 @@ import torch
 
 from sglang.srt.configs.quant_config import QuantConfig
 from sglang.srt.layers.quantization.quant_weight import QuantWeight
-from sglang.srt.model_loader.quant_readers import Module, StoredTensors, is_packed, read_weight
+from sglang.srt.model_loader.quant_readers import Module, StoredTensors, is_packed, read_blocks, read_weight
 from sglang.srt.model_loader.weight_source import WeightSource, widened
 
 logger = logging.getLogger(__name__)
@@ -48,9 +48,11 @@ class QuantSource:
         return self._checkpoint.has(name) or self._is_packed(name)
 
     def take(self, name: str, shape: Sequence[int], *, wide: bool = False) -> torch.Tensor:
+        dtype = widened(self.dtype) if wide else self.dtype
+        if self._checkpoint.has(f"{name}_blocks"):
+            return self._take_blocks(name, shape, dtype)
         if not self._is_packed(name):
             return self._checkpoint.take(name, shape, wide=wide)
-        dtype = widened(self.dtype) if wide else self.dtype
         packed = self.take_packed(name, shape)
         if packed is None:
             return torch.zeros(*shape, dtype=dtype, device=self.device)
@@ -67,6 +69,16 @@ class QuantSource:
         if packed is not None:
             self._formats[packed.describe()] += 1
         return packed
+
+    def _take_blocks(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """GPT-OSS's experts [E, in, out], which are stored the other way round as MXFP4."""
+        packed = read_blocks(self._checkpoint, name, shape)
+        matrices = torch.zeros(*shape, dtype=dtype, device=self.device)
+        if packed is not None:
+            self._formats[packed.describe()] += 1
+            for expert, matrix in enumerate(matrices):  # one by one: what it takes in between is large
+                matrix.copy_(packed.part(expert).dequantise(dtype).t())
+        return matrices
 
     def take_integers(self, name: str, size: int) -> torch.Tensor:
         return self._checkpoint.take_integers(name, size)

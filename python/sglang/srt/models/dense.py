@@ -9,7 +9,7 @@ import torch
 
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.layers.attention.base import LayerAttention
-from sglang.srt.layers.attention.heads import HeadProduct, Positions
+from sglang.srt.layers.attention.heads import HeadProduct, Positions, Scope
 from sglang.srt.layers.linear import Linear
 from sglang.srt.layers.moe.layer import MLP
 from sglang.srt.layers.norm import RMSNorm
@@ -76,10 +76,17 @@ class DenseLayer:
     """One decoder layer; adds its two blocks to the residual stream."""
 
     def __init__(
-        self, config: ModelConfig, traits: DenseTraits, source: WeightSource, index: int, mlp: MLP
+        self,
+        config: ModelConfig,
+        traits: DenseTraits,
+        source: WeightSource,
+        index: int,
+        mlp: MLP,
+        scope: Scope,
     ) -> None:
         self.index = index
         self.mlp = mlp
+        self.scope = scope
         self.num_heads, self.num_kv_heads = config.num_heads, config.num_kv_heads
         self.head_dim = d = config.head_dim
         prefix, hidden = f"model.layers.{index}.", config.hidden_size
@@ -109,13 +116,13 @@ class DenseLayer:
     def __call__(self, hidden: torch.Tensor, positions: Positions, attn: LayerAttention) -> torch.Tensor:
         """hidden: [T, H] residual stream, used up -> [T, H]."""
         qkv = self.qkv(hidden, norm=self.input_norm)
-        product = HeadProduct(qkv, self.num_heads, self.num_kv_heads, positions, self.qk_norm)
+        product = HeadProduct(qkv, self.num_heads, self.num_kv_heads, positions, self.qk_norm, self.scope)
         hidden = self.o(attn(self.index, product).flatten(1), residual=hidden)
         return self.mlp(hidden, self.post_norm)
 
 
 class DenseModel(DecoderModel):
-    """Families override ``traits``, and ``make_mlp`` where a layer may have another one."""
+    """Families override ``traits``, and ``make_mlp`` and ``make_scope`` where a layer may have others."""
 
     @classmethod
     def traits(cls, config: ModelConfig) -> DenseTraits:
@@ -130,9 +137,20 @@ class DenseModel(DecoderModel):
     def make_layers(self, config: ModelConfig, source: WeightSource) -> Sequence[DecoderLayer]:
         traits = self.traits(config)
         return [
-            DenseLayer(config, traits, source, i, self.make_mlp(config, source, i))
+            DenseLayer(
+                config,
+                traits,
+                source,
+                i,
+                self.make_mlp(config, source, i),
+                self.make_scope(config, source, i),
+            )
             for i in range(config.num_layers)
         ]
+
+    def make_scope(self, config: ModelConfig, source: WeightSource, index: int) -> Scope:
+        """Of layer ``index``."""
+        return Scope(window=config.windows[index] if config.windows else None)
 
     def make_mlp(self, config: ModelConfig, source: WeightSource, index: int) -> MLP:
         """Of layer ``index``."""

@@ -18,6 +18,7 @@ from sglang.srt.models.deepseek import (
 )
 from sglang.srt.models.glm4_moe import Glm4MoeForCausalLM
 from sglang.srt.models.glm_mla import Glm4MoeLiteForCausalLM, GlmMoeDsaForCausalLM
+from sglang.srt.models.gpt_oss import GptOssForCausalLM
 from sglang.srt.models.kimi_k25 import KimiK25ForConditionalGeneration
 from sglang.srt.models.llama import LlamaForCausalLM
 from sglang.srt.models.llama_eagle3 import LlamaEagle3
@@ -34,6 +35,7 @@ TARGETS: Final[Mapping[str, type[DecoderModel]]] = MappingProxyType(
         "Qwen3ForCausalLM": Qwen3ForCausalLM,
         "Qwen3MoeForCausalLM": Qwen3MoeForCausalLM,
         "Glm4MoeForCausalLM": Glm4MoeForCausalLM,
+        "GptOssForCausalLM": GptOssForCausalLM,
         "DeepseekV2ForCausalLM": DeepseekV2ForCausalLM,
         "DeepseekV3ForCausalLM": DeepseekV3ForCausalLM,
         "DeepseekV32ForCausalLM": DeepseekV32ForCausalLM,

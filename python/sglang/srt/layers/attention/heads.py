@@ -27,6 +27,18 @@ class Positions:
 
 
 @dataclass(frozen=True, slots=True)
+class Scope:
+    """What a layer's queries attend to beside the rule of their step."""
+
+    window: int | None = None  # of the places that a query sees only the last so many; None: all of them
+    sinks: torch.Tensor | None = None  # [nq] scores of a place that every query sees and that gives nothing
+
+    @property
+    def is_plain(self) -> bool:
+        return self.window is None and self.sinks is None
+
+
+@dataclass(frozen=True, slots=True)
 class HeadProduct:
     """q heads, then k, then v of T tokens, before norms and rope; without k and v: q alone."""
 
@@ -35,6 +47,7 @@ class HeadProduct:
     num_kv_heads: int  # nkv; 0: q alone, k and v are in the cache
     positions: Positions
     norm: RMSNorm | None = None  # weight [nq + nkv, d]
+    scope: Scope = Scope()
 
     @property
     def head_dim(self) -> int:

@@ -97,6 +97,18 @@ def parts_by_length(rows: DecodeRows) -> list[tuple[torch.Tensor, DecodeRows]]:
     return parts if len(parts) > 1 else []
 
 
+def last_seen(seen: torch.Tensor, window: int) -> torch.Tensor:
+    """seen: [..., W] bool -> only the last ``window`` places of each query, its own included.
+
+    A query sees one place of each position up to its own, in order, also in a tree: so the places
+    counted are the positions.
+    """
+    if seen.shape[-1] <= window:
+        return seen
+    from_here_on = seen.flip(-1).cumsum(-1).flip(-1)  # [..., W]
+    return seen & (from_here_on <= window)
+
+
 def additive(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """What is added to the scores: 0 or -inf. Made once a step; a bool mask is converted every layer."""
     return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, float("-inf"))

@@ -14,15 +14,18 @@ import torch
 import torch.nn.functional as F
 
 from sglang.srt.layers.attention.base import DecodeRows, LayerAttention, PrefillRows, Product, ScratchRows
-from sglang.srt.layers.attention.heads import HeadProduct
+from sglang.srt.layers.attention.heads import HeadProduct, Scope
 from sglang.srt.layers.attention.rows import (
+    ChunkPlaces,
     PagedRows,
     SeenPlaces,
     additive,
+    last_seen,
     parts_by_length,
     put_right,
     width,
 )
+from sglang.srt.layers.attention.sinks import attend_with_sinks
 from sglang.srt.mem_cache.kv_pool import MHAKVPool
 
 
@@ -77,11 +80,7 @@ class TorchNativeAttention:
         writes: list[torch.Tensor] = []
         for chunk in self._rows.prefill(rows):
             writes.append(chunk.places[chunk.start :])
-            if chunk.start == 0:
-                chunks.append(_Chunk(chunk.length, None, None))
-                continue
-            mask = additive(chunk.seen(), self.pool.kv.dtype)
-            chunks.append(_Chunk(chunk.length, chunk.places[: chunk.start], mask))
+            chunks.append(_Chunk(chunk, self.pool.kv.dtype))
         return _PrefillLayers(self.pool, chunks, torch.cat(writes))
 
     def gather(self, layer: int, index: torch.Tensor) -> torch.Tensor:
@@ -109,8 +108,27 @@ class TorchNativeAttention:
         self._scratch = grown
 
 
-OfHeads = Callable[[int, torch.Tensor, torch.Tensor | None, torch.Tensor | None], torch.Tensor]
-"""layer, q [T, nq, d], k and v [T, nkv, d] or None, all turned: writes k and v; -> [T, nq, d]."""
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """A product's heads, turned."""
+
+    q: torch.Tensor  # [T, nq, d]
+    k: torch.Tensor | None  # [T, nkv, d]; None: in the cache already
+    v: torch.Tensor | None
+    scope: Scope
+
+    def of(self, tokens: torch.Tensor | slice) -> Heads:
+        """Those of some tokens."""
+        k, v = (None, None) if self.k is None or self.v is None else (self.k[tokens], self.v[tokens])
+        return Heads(self.q[tokens], k, v, self.scope)
+
+    def new(self) -> tuple[torch.Tensor, torch.Tensor]:
+        assert self.k is not None and self.v is not None
+        return self.k, self.v
+
+
+OfHeads = Callable[[int, Heads], torch.Tensor]
+"""layer and its heads: writes k and v; -> [T, nq, d]."""
 
 
 class _OfProducts:
@@ -121,11 +139,13 @@ class _OfProducts:
 
     def __call__(self, layer: int, product: Product) -> torch.Tensor:
         assert isinstance(product, HeadProduct)
-        return self._layers(layer, *product.turned())
+        return self._layers(layer, Heads(*product.turned(), product.scope))
 
 
-def _attend_rows(q: torch.Tensor, kv: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """q: [R, Q, nq, d]; kv: [R, W, nkv, 2, d]; mask: [R, 1, group * Q, W] or None -> [R * Q, nq, d].
+def _attend_rows(
+    q: torch.Tensor, kv: torch.Tensor, mask: torch.Tensor, sinks: torch.Tensor | None
+) -> torch.Tensor:
+    """q: [R, Q, nq, d]; kv: [R, W, nkv, 2, d]; mask: [R, 1, group * Q, W]; sinks: [nq] -> [R * Q, nq, d].
 
     The heads of a group become queries of their KV head, so that K and V need not be repeated.
     """
@@ -136,7 +156,11 @@ def _attend_rows(q: torch.Tensor, kv: torch.Tensor, mask: torch.Tensor | None) -
     q = q.view(num_rows, num_queries, nkv, group, head_dim).permute(0, 2, 3, 1, 4)
     q = q.reshape(num_rows, nkv, group * num_queries, head_dim)
     k, v = kv.permute(3, 0, 2, 1, 4).unbind(0)  # [R, nkv, W, d] each, views
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    if sinks is None:
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    else:
+        by_group = sinks.view(nkv, group, 1).expand(-1, -1, num_queries).reshape(nkv, -1)
+        out = attend_with_sinks(q, k, v, mask, by_group)
     out = out.view(num_rows, nkv, group, num_queries, head_dim).permute(0, 3, 1, 2, 4)
     return out.reshape(num_rows * num_queries, num_heads, head_dim)
 
@@ -154,36 +178,38 @@ class _DecodeLayers:
     def __init__(self, backend: TorchNativeAttention, places: SeenPlaces) -> None:
         self._backend = backend
         self._places = places
-        self._mask: torch.Tensor | None = None  # [R, 1, group * Q, W], once the number of heads is known
+        # by window: what is seen [R, Q, W] bool, and the same as a mask [R, 1, group * Q, W]
+        self._seen: dict[int | None, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def write(self, layer: int, k: torch.Tensor | None, v: torch.Tensor | None) -> None:
+    def write(self, layer: int, heads: Heads) -> None:
         if self._places.write is None:
-            assert k is None and v is None, "Block.NONE writes nothing"
+            assert heads.k is None and heads.v is None, "Block.NONE writes nothing"
             return
-        assert k is not None and v is not None
-        self._backend.pool.write(layer, self._places.write, k, v)
+        self._backend.pool.write(layer, self._places.write, *heads.new())
 
-    def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
-        index, seen = self._places.index, self._places.seen
-        num_rows, num_queries, _ = seen.shape
+    def attend(self, layer: int, q: torch.Tensor, scope: Scope) -> torch.Tensor:
+        index, sinks = self._places.index, scope.sinks
         group = q.shape[1] // self._backend.pool.num_kv_heads
-        if self._mask is None:
-            self._mask = _group_mask(seen, group, q.dtype)
+        seen, mask = self._masks(scope.window, group, q.dtype)
         kv = self._backend.gather(layer, index)
-        out = _attend_rows(q.view(num_rows, num_queries, *q.shape[1:]), kv, self._mask)
+        out = _attend_rows(q.view(*seen.shape[:2], *q.shape[1:]), kv, mask, sinks)
 
         def singly(query: torch.Tensor, places: torch.Tensor, apart: torch.Tensor) -> torch.Tensor:
-            mask = _group_mask(apart, group, q.dtype)
-            return _attend_rows(q[query][:, None], self._backend.gather(layer, places), mask)
+            own_mask = _group_mask(apart, group, q.dtype)
+            return _attend_rows(q[query][:, None], self._backend.gather(layer, places), own_mask, sinks)
 
         put_right(out, index, seen, singly)
         return out
 
-    def __call__(
-        self, layer: int, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None
-    ) -> torch.Tensor:
-        self.write(layer, k, v)
-        return self.attend(layer, q)
+    def _masks(self, window: int | None, group: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        if window not in self._seen:
+            seen = self._places.seen if window is None else last_seen(self._places.seen, window)
+            self._seen[window] = seen, _group_mask(seen, group, dtype)
+        return self._seen[window]
+
+    def __call__(self, layer: int, heads: Heads) -> torch.Tensor:
+        self.write(layer, heads)
+        return self.attend(layer, heads.q, heads.scope)
 
 
 class _PartedLayers:
@@ -192,21 +218,35 @@ class _PartedLayers:
     def __init__(self, parts: list[tuple[torch.Tensor, _DecodeLayers]]) -> None:
         self._parts = parts  # query tokens [T'] int64 of a group, and its attention
 
-    def __call__(
-        self, layer: int, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None
-    ) -> torch.Tensor:
-        out = torch.empty_like(q)
+    def __call__(self, layer: int, heads: Heads) -> torch.Tensor:
+        out = torch.empty_like(heads.q)
         for tokens, part in self._parts:
-            own_k, own_v = (None, None) if k is None or v is None else (k[tokens], v[tokens])
-            out[tokens] = part(layer, q[tokens], own_k, own_v)
+            out[tokens] = part(layer, heads.of(tokens))
         return out
 
 
-@dataclass(frozen=True, slots=True)
 class _Chunk:
-    length: int
-    prefix: torch.Tensor | None  # [start] int64 places; None: the chunk begins its sequence
-    mask: torch.Tensor | None  # [length, start + length] additive; None: causal
+    """One prefill chunk, and its masks as they are asked for."""
+
+    def __init__(self, places: ChunkPlaces, dtype: torch.dtype) -> None:
+        self.length = places.length
+        self.prefix = places.places[: places.start] if places.start else None  # [start] int64 places
+        self._places = places
+        self._dtype = dtype
+        self._masks: dict[int | None, torch.Tensor] = {}  # by window
+
+    def mask(self, scope: Scope) -> torch.Tensor | None:
+        """[length, start + length], added to the scores; None: the chunk is causal in itself."""
+        window = scope.window
+        if window is not None and window >= len(self._places.places):
+            window = None
+        if self.prefix is None and window is None and scope.sinks is None:
+            return None
+        if window not in self._masks:
+            seen = self._places.seen()
+            seen = seen if window is None else last_seen(seen, window)
+            self._masks[window] = additive(seen, self._dtype)
+        return self._masks[window]
 
 
 class _PrefillLayers:
@@ -217,22 +257,17 @@ class _PrefillLayers:
         self._chunks = chunks
         self._write = write  # [T] int64 places
 
-    def write(self, layer: int, k: torch.Tensor | None, v: torch.Tensor | None) -> None:
-        assert k is not None and v is not None
-        self._pool.write(layer, self._write, k, v)
-
-    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        out = torch.empty_like(q)
+    def attend(self, layer: int, heads: Heads) -> torch.Tensor:
+        out = torch.empty_like(heads.q)
         begin = 0
         for chunk in self._chunks:
             end = begin + chunk.length
-            out[begin:end] = self._attend_chunk(layer, chunk, q[begin:end], k[begin:end], v[begin:end])
+            out[begin:end] = self._attend_chunk(layer, chunk, heads.of(slice(begin, end)))
             begin = end
         return out
 
-    def _attend_chunk(
-        self, layer: int, chunk: _Chunk, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-    ) -> torch.Tensor:
+    def _attend_chunk(self, layer: int, chunk: _Chunk, heads: Heads) -> torch.Tensor:
+        q, (k, v), sinks = heads.q, heads.new(), heads.scope.sinks
         if chunk.prefix is not None:
             prefix = self._pool.layer_kv(layer).index_select(0, chunk.prefix)  # [start, nkv, 2, d]
             k, v = torch.cat((prefix[:, :, 0], k)), torch.cat((prefix[:, :, 1], v))
@@ -241,17 +276,19 @@ class _PrefillLayers:
         nkv = k.shape[1]
         group = num_heads // nkv
         q = q.view(length, nkv, group, head_dim).permute(1, 2, 0, 3)  # [nkv, group, length, d]
-        k = k.transpose(0, 1)[:, None].expand(nkv, group, -1, head_dim)
-        v = v.transpose(0, 1)[:, None].expand(nkv, group, -1, head_dim)
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=chunk.mask, is_causal=chunk.mask is None)
+        k, v = k.transpose(0, 1)[:, None], v.transpose(0, 1)[:, None]  # [nkv, 1, start + length, d]
+        mask = chunk.mask(heads.scope)
+        if sinks is None:
+            k, v = k.expand(nkv, group, -1, head_dim), v.expand(nkv, group, -1, head_dim)
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
+        else:
+            assert mask is not None
+            out = attend_with_sinks(q, k, v, mask, sinks.view(nkv, group, 1).expand(-1, -1, length))
         return out.permute(2, 0, 1, 3).reshape(length, num_heads, head_dim)
 
-    def __call__(
-        self, layer: int, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None
-    ) -> torch.Tensor:
-        assert k is not None and v is not None
-        self.write(layer, k, v)
-        return self.attend(layer, q, k, v)
+    def __call__(self, layer: int, heads: Heads) -> torch.Tensor:
+        self._pool.write(layer, self._write, *heads.new())
+        return self.attend(layer, heads)
 
 
 class _MixedLayers:
@@ -262,13 +299,10 @@ class _MixedLayers:
         self._prefill = prefill
         self._num_decode = num_decode
 
-    def __call__(
-        self, layer: int, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None
-    ) -> torch.Tensor:
-        assert k is not None and v is not None
+    def __call__(self, layer: int, heads: Heads) -> torch.Tensor:
         n = self._num_decode
-        decoded = self._decode(layer, q[:n], k[:n], v[:n])
-        return torch.cat((decoded, self._prefill(layer, q[n:], k[n:], v[n:])))
+        decoded = self._decode(layer, heads.of(slice(None, n)))
+        return torch.cat((decoded, self._prefill(layer, heads.of(slice(n, None)))))
 
 
 class _ScratchLayers:
@@ -286,14 +320,13 @@ class _ScratchLayers:
         self._seen = seen
         self._write_start = write_start
 
-    def __call__(
-        self, layer: int, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None
-    ) -> torch.Tensor:
-        assert k is not None and v is not None
+    def __call__(self, layer: int, heads: Heads) -> torch.Tensor:
+        assert heads.scope.is_plain, "drafters have neither windows nor sinks"
+        q, (k, v) = heads.q, heads.new()
         num_rows, num_queries, _ = self._seen.shape
         scratch = self._backend.scratch_places(layer, num_rows, self._write_start + num_queries)
         new = torch.stack((k, v), dim=2)  # [T, nkv, 2, d]
         scratch[:, self._write_start :] = new.view(num_rows, num_queries, *new.shape[1:])
         kv = torch.cat((self._backend.gather(layer, self._index), scratch), dim=1)
         mask = _group_mask(self._seen, q.shape[1] // kv.shape[2], q.dtype)
-        return _attend_rows(q.view(num_rows, num_queries, *q.shape[1:]), kv, mask)
+        return _attend_rows(q.view(num_rows, num_queries, *q.shape[1:]), kv, mask, None)

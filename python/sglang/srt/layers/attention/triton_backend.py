@@ -170,6 +170,7 @@ def _turn(
 
     slots: [T], which rows are padding and write nothing.
     """
+    assert product.scope.is_plain, "no kernel has windows or sinks"
     qkv, num_heads, rope = product.qkv, product.num_heads, product.positions.rope
     rope_cache_write(
         qkv,

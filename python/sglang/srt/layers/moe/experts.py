@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 
@@ -18,11 +20,18 @@ class Experts:
         self,
         gate_up: torch.Tensor,  # [E, 2 * I, H], gate first
         down: torch.Tensor,  # [E, H, I]
+        gate_up_bias: torch.Tensor | None = None,  # [E, 2 * I]
+        down_bias: torch.Tensor | None = None,  # [E, H]
+        activation: Callable[[torch.Tensor], torch.Tensor] = silu_and_mul,  # [..., 2 * I] -> [..., I]
     ) -> None:
         self.gate_up = gate_up
         self.down = down
+        self.gate_up_bias = gate_up_bias
+        self.down_bias = down_bias
+        self.activation = activation
         self.num_experts = gate_up.shape[0]
-        self.weight_bytes = sum(t.numel() * t.element_size() for t in (gate_up, down))
+        tensors = [t for t in (gate_up, down, gate_up_bias, down_bias) if t is not None]
+        self.weight_bytes = sum(t.numel() * t.element_size() for t in tensors)
 
     def __call__(
         self,
@@ -42,8 +51,13 @@ class Experts:
                 continue
             end = begin + count
             rows = tokens[begin:end]
-            gated = silu_and_mul(F.linear(x[rows], self.gate_up[expert]))  # [count, I]
-            given = F.linear(gated, self.down[expert]).to(out.dtype)
-            out.index_add_(0, rows, given * weights[begin:end])
+            out.index_add_(0, rows, self.one(expert, x[rows]).to(out.dtype) * weights[begin:end])
             begin = end
         return out
+
+    def one(self, expert: int, x: torch.Tensor) -> torch.Tensor:
+        """x: [N, H] -> [N, H], what one expert makes of it."""
+        first = None if self.gate_up_bias is None else self.gate_up_bias[expert]
+        last = None if self.down_bias is None else self.down_bias[expert]
+        gated = self.activation(F.linear(x, self.gate_up[expert], first))  # [N, I]
+        return F.linear(gated, self.down[expert], last)

@@ -38,16 +38,18 @@ class MoE:
         bias: torch.Tensor | None,  # [E] float32 at least
         experts: Experts,
         shared: MLP | None,
+        gate_bias: torch.Tensor | None = None,  # [E], of the logits; ``bias`` is of the scores to choose by
     ) -> None:
         self.config = config
         self.gate = gate
         self.bias = bias
+        self.gate_bias = gate_bias
         self.experts = experts
         self.shared = shared
 
     @property
     def weight_bytes(self) -> int:
-        own = [self.gate] if self.bias is None else [self.gate, self.bias]
+        own = [t for t in (self.gate, self.bias, self.gate_bias) if t is not None]
         shared = 0 if self.shared is None else self.shared.weight_bytes
         return sum(t.numel() * t.element_size() for t in own) + self.experts.weight_bytes + shared
 
@@ -57,7 +59,7 @@ class MoE:
     def __call__(self, x: torch.Tensor, norm: RMSNorm) -> torch.Tensor:
         """x: [T, H] residual stream -> [T, H], shared and chosen experts of ``norm(x)`` added."""
         normed = norm(x)
-        logits = F.linear(normed.to(self.gate.dtype), self.gate)  # [T, E]
+        logits = F.linear(normed.to(self.gate.dtype), self.gate, self.gate_bias)  # [T, E]
         weights, experts = route(logits, self.bias, self.config)
         routed = self.experts(normed, weights, experts).to(x.dtype)
         return (x if self.shared is None else self.shared(x, norm)) + routed

@@ -36,6 +36,11 @@ class Fp4Weight:
     def describe(self) -> str:
         return "mxfp4" if self.global_scale is None else "nvfp4"
 
+    def part(self, index: int) -> Fp4Weight:
+        """One of several matrices without a scale of their own."""
+        assert self.global_scale is None and self.input_scale is None
+        return Fp4Weight(self.packed[index], self.scale[index], None)
+
     def dequantise(self, dtype: torch.dtype) -> torch.Tensor:
         work = working_dtype(dtype)
         values = torch.tensor((*_VALUES, *(-v for v in _VALUES)), dtype=work, device=self.packed.device)
