@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from helpers.quantise import FORMATS, write_quantised
 from helpers.tiny_mla import (
     write_tiny_deepseek_v2,
     write_tiny_deepseek_v3,
@@ -22,7 +23,7 @@ from helpers.tiny_models import (
     write_tiny_qwen2,
     write_tiny_qwen3,
 )
-from helpers.tiny_moe import write_tiny_glm4_moe, write_tiny_qwen3_moe
+from helpers.tiny_moe import write_tiny_glm4_moe, write_tiny_gpt_oss, write_tiny_qwen3_moe
 
 from sglang.srt.configs.executor_args import ExecutorArgs
 from sglang.srt.managers.executor_build import build_executor
@@ -35,6 +36,7 @@ WRITERS = {
     "qwen3": write_tiny_qwen3,
     "qwen3-moe": write_tiny_qwen3_moe,
     "glm4-moe": write_tiny_glm4_moe,
+    "gpt-oss": write_tiny_gpt_oss,
     "deepseek-v2": write_tiny_deepseek_v2,
     "deepseek-v3": write_tiny_deepseek_v3,
     "deepseek-v3.2": write_tiny_deepseek_v32,
@@ -52,13 +54,20 @@ def _root() -> tempfile.TemporaryDirectory[str]:
 
 @cache
 def target_folder(family: str = "llama", vocab_size: int = 256) -> Path:
+    """``family``: one of WRITERS, or quantised: with a name of helpers.quantise.FORMATS ("llama:int4")."""
     folder = Path(_root().name) / f"{family}-{vocab_size}"
+    family, _, form = family.partition(":")
+    if form:
+        return write_quantised(target_folder(family, vocab_size), folder, FORMATS[form])[0]
     return WRITERS[family](folder, vocab_size=vocab_size, max_position_embeddings=CONTEXT)
 
 
 @cache
 def draft_folder(family: str = "llama", vocab_size: int = 256, draft_vocab: int | None = 128) -> Path:
     folder = Path(_root().name) / f"{family}-{vocab_size}-eagle3-{draft_vocab}"
+    family, _, form = family.partition(":")
+    if form:  # quantised as its target
+        return write_quantised(draft_folder(family, vocab_size, draft_vocab), folder, FORMATS[form])[0]
     return write_tiny_eagle3(folder, target_folder(family, vocab_size), draft_vocab=draft_vocab)
 
 

@@ -19,9 +19,9 @@ EVERYTHING = SlotSampling(temperature=1.0, top_p=0.9999, top_k=3000, repetition_
 SIZES = StepSizes(SLOTS, SLOTS * CHUNK, CONTEXT, POOL, None, 0)
 
 
-def models() -> tuple[ModelConfig, ModelConfig]:
-    target = ModelConfig.from_folder(target_folder(vocab_size=VOCAB), CONTEXT)
-    return target, ModelConfig.from_draft_folder(draft_folder("llama", VOCAB, DRAFT_VOCAB), CONTEXT)
+def models(family: str = "llama") -> tuple[ModelConfig, ModelConfig]:
+    target = ModelConfig.from_folder(target_folder(family, VOCAB), CONTEXT)
+    return target, ModelConfig.from_draft_folder(draft_folder(family, VOCAB, DRAFT_VOCAB), CONTEXT)
 
 
 class Measured(PlanDriver):
@@ -39,10 +39,22 @@ class Measured(PlanDriver):
             request.output += tokens[:count]
 
 
-@pytest.mark.parametrize("shape", [None, (3, 1, 4), (2, 4, 16)], ids=str)
-def test_no_step_needs_more_than_the_bound(shape: tuple[int, int, int] | None) -> None:
+@pytest.mark.parametrize(
+    "shape,family",
+    [
+        (None, "llama"),
+        ((3, 1, 4), "llama"),
+        ((2, 4, 16), "llama"),
+        (None, "gpt-oss"),
+        ((2, 4, 16), "glm4-moe"),
+        (None, "glm-5"),
+        ((3, 1, 4), "deepseek-v3"),
+    ],
+    ids=str,
+)
+def test_no_step_needs_more_than_the_bound(shape: tuple[int, int, int] | None, family: str) -> None:
     executor = tiny_executor(
-        shape, vocab_size=VOCAB, draft_vocab=DRAFT_VOCAB, dtype="float32", max_total_tokens=POOL,
+        shape, family, vocab_size=VOCAB, draft_vocab=DRAFT_VOCAB, dtype="float32", max_total_tokens=POOL,
         max_running_requests=SLOTS, context_length=CONTEXT,
     )  # fmt: skip
     driver = Measured(executor, poison=False)
@@ -56,7 +68,7 @@ def test_no_step_needs_more_than_the_bound(shape: tuple[int, int, int] | None) -
         driver.run(driver.plan(decode=requests, draft_len=draft_len), requests)
     executor.shutdown()
     sizes = SIZES if shape is None else replace(SIZES, spec=SpecShape(*shape), max_spec_rows=SLOTS)
-    target, drafter = models()
+    target, drafter = models(family)
     bound = step_bytes(target, drafter if shape else None, sizes, torch.float32.itemsize)
     assert driver.peak <= bound <= 8 * driver.peak
 

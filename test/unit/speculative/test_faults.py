@@ -14,7 +14,9 @@ WARM = SlotSampling(temperature=1.0, seed=8)
 
 
 FAMILIES = pytest.mark.parametrize(
-    "shape,family", [((3, 1, 4), "llama"), ((3, 3, 9), "llama"), ((3, 3, 9), "glm-5")], ids=str
+    "shape,family",
+    [((3, 1, 4), "llama"), ((3, 3, 9), "llama"), ((3, 3, 9), "glm-5"), ((2, 4, 16), "gpt-oss")],
+    ids=str,
 )
 
 

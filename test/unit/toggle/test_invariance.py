@@ -9,6 +9,7 @@ from __future__ import annotations
 import zlib
 
 import pytest
+from helpers.quantise import FORMATS
 from helpers.tiny_executor import tiny_executor
 from helpers.toggle_reference import Reference, Tally
 from helpers.toggle_schedule import ScheduleRun, make_schedule
@@ -20,10 +21,12 @@ LONG_SCHEDULES = 10_002
 FAMILIES = {
     "qwen3-moe": SHAPES[0],
     "glm4-moe": SHAPES[1],
+    "gpt-oss": SHAPES[1],
     "deepseek-v3": SHAPES[1],
     "kimi-k2.5": SHAPES[0],
     "glm-5": SHAPES[1],
 }
+QUANTISED = {"int4": SHAPES[0], "awq": SHAPES[2], "nvfp4": SHAPES[1]}
 FEW_SCHEDULES = 3  # of each family beside Llama
 TOKENS_PER_EXEMPTION = 20_000
 
@@ -98,6 +101,26 @@ def test_other_families(family: str, shape: tuple[int, int, int]) -> None:
     print(f"\nfloat64 {family} {shape}: {tally.line()}")
     assert tally.plain_steps > 0 and tally.spec_steps > 0
     assert tally.tokens > 20 * FEW_SCHEDULES
+
+
+@pytest.mark.parametrize("form,shape", QUANTISED.items(), ids=list(QUANTISED))
+def test_quantised_models(form: str, shape: tuple[int, int, int]) -> None:
+    """And their drafters."""
+    family = f"llama:{form}"
+    tally = run_schedules(shape, 1, "float64", first_seed(family), FEW_SCHEDULES, family)
+    print(f"\nfloat64 {family} {shape}: {tally.line()}")
+    assert tally.plain_steps > 0 and tally.spec_steps > 0
+    assert tally.tokens > 20 * FEW_SCHEDULES
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.timeout(0)
+def test_many_schedules_of_quantised_models(form: str) -> None:
+    family, shape = f"qwen3:{form}", SHAPES[list(FORMATS).index(form) % len(SHAPES)]
+    tally = run_schedules(shape, 16, "float64", first_seed(family), 40 * FEW_SCHEDULES, family)
+    print(f"\nfloat64 {family} {shape}: {tally.line()}")
+    check_coverage(tally)
 
 
 @pytest.mark.long
