@@ -76,7 +76,7 @@ def test_logits_of_transformers(tmp_path: Path, name: str) -> None:
 
 
 NEAR_TIES = {("glm-5", 10)}
-"""Two places' scores differ by 9e-8 there (layer 1, position 62), and transformers rounds them the other way."""
+"""Two places' scores differ by 9e-8 there (layer 1, position 62): transformers rounds them the other way."""
 
 
 @pytest.mark.long
