@@ -25,7 +25,8 @@ def write_tiny_qwen3_moe(folder: str | Path, seed: int = 0, **config: Any) -> Pa
     }
     fields |= config
     tensors = target_tensors(fields, seed)
-    layers = [i for i in range(fields["num_hidden_layers"]) if i not in fields["mlp_only_layers"]]
+    dense, step = fields["mlp_only_layers"], fields["decoder_sparse_step"]
+    layers = [i for i in range(fields["num_hidden_layers"]) if i not in dense and (i + 1) % step == 0]
     put_experts(tensors, fields, layers, fields["num_experts"], Draw(seed + 1))
     return write_folder(folder, fields, tensors)
 

@@ -1,13 +1,16 @@
-"""Models with grouped attention against transformers: prefill, chunks, decode, several queries a row."""
+"""Models with grouped attention against transformers: prefill, chunks, decode, chains and trees to verify."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers import trees
 from helpers.run_model import Driver, load_target
 from helpers.tiny_models import write_tiny_llama, write_tiny_mistral, write_tiny_qwen2, write_tiny_qwen3
 from helpers.tiny_moe import write_tiny_glm4_moe, write_tiny_gpt_oss, write_tiny_qwen3_moe
@@ -40,12 +43,16 @@ CASES = [(n, p) for n in VARIANTS for p in (1, 16) if p == 16 or not n.startswit
 NUM_TOKENS = 150  # beyond llama3's original 64 positions
 
 
-def reference(folder: Path, ids: torch.Tensor) -> Any:
+@lru_cache(maxsize=1)  # one of them has 500 MB
+def their_model(folder: Path) -> Any:
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
+def reference(folder: Path, ids: torch.Tensor) -> Any:
     with torch.no_grad():
-        return model(ids[None], output_hidden_states=True)
+        return their_model(folder)(ids[None], output_hidden_states=True)
 
 
 def relative(got: torch.Tensor, expected: torch.Tensor) -> float:
@@ -55,7 +62,37 @@ def relative(got: torch.Tensor, expected: torch.Tensor) -> float:
 @pytest.mark.parametrize("name,page_size", CASES)
 def test_logits_of_transformers(tmp_path: Path, name: str, page_size: int) -> None:
     writer, fields = VARIANTS[name]
-    folder = writer(tmp_path, seed=1, **fields)
+    check_logits(writer(tmp_path, seed=1, **fields), page_size)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("name", [name for name in VARIANTS if name.startswith(ONE_PAGE_SIZE)])
+def test_models_of_other_sizes(tmp_path: Path, name: str, seed: int) -> None:
+    writer, fields = VARIANTS[name]
+    rng = random.Random(seed)
+    kv_heads = rng.choice((1, 2, 3))
+    groups = {"n_group": 4, "topk_group": rng.choice((1, 3))} if rng.random() < 0.5 else {}
+    sizes = groups | {
+        "hidden_size": rng.choice((32, 96)),
+        "num_key_value_heads": kv_heads,
+        "num_attention_heads": kv_heads * rng.choice((1, 4)),
+        "head_dim": rng.choice((8, 20, 64)),
+        "intermediate_size": rng.choice((24, 100)),
+        "moe_intermediate_size": rng.choice((8, 40)),
+        "num_experts_per_tok": rng.choice((1, 2)),
+        "first_k_dense_replace": rng.choice((0, 2, 4)),
+        "decoder_sparse_step": rng.choice((1, 2)),
+        "sliding_window": rng.choice((1, 2, 60)) if name.startswith(("gpt-oss", "mistral")) else None,
+    }
+    if name.startswith("glm4"):
+        sizes["n_shared_experts"] = rng.choice((1, 2))
+    if name == "gpt-oss":
+        sizes["layer_types"] = [rng.choice(("sliding_attention", "full_attention")) for _ in range(4)]
+    check_logits(writer(tmp_path, seed=seed, **(sizes | fields)), 16)
+
+
+def check_logits(folder: Path, page_size: int) -> None:
     ids = torch.randint(0, 256, (NUM_TOKENS,), generator=torch.Generator().manual_seed(2))
     expected = reference(folder, ids).logits[0]
     model = load_target(folder, torch.float32)
@@ -65,8 +102,13 @@ def test_logits_of_transformers(tmp_path: Path, name: str, page_size: int) -> No
     driver = Driver(model, page_size, torch.float32)
     pieces = [driver.prefill(ids[:70]), driver.prefill(ids[70:101])]  # chunks, the second at an odd place
     pieces += [driver.decode(ids[i : i + 1]) for i in range(101, 130)]
-    pieces += [driver.decode(ids[130:134]), driver.decode(ids[134:150])]
+    drafts = torch.randint(0, 256, (trees.NUM_NODES,), generator=torch.Generator().manual_seed(3))
+    in_tree = driver.verify_tree(drafts, trees.depths(), trees.ancestors())
+    pieces += [driver.decode(ids[130:134]), driver.decode(ids[134:150])]  # over what the tree left
     assert relative(torch.cat(pieces), expected) < 1e-5
+    for path in (trees.path_to(6), trees.path_to(5)):
+        followed = reference(folder, torch.cat((ids[:130], drafts[path]))).logits[0, 130:]
+        assert relative(in_tree[path], followed) < 1e-5
 
 
 def test_float64_gives_float64_logits(tmp_path: Path) -> None:
