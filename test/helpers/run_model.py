@@ -22,9 +22,9 @@ NUM_SLOTS = 3
 MAX_TOKENS = 320
 
 
-def load_target(folder: Path, dtype: torch.dtype) -> DecoderModel:
+def load_target(folder: Path, dtype: torch.dtype, load_format: str = "auto") -> DecoderModel:
     config = ModelConfig.from_folder(folder)
-    source = open_source(folder, "auto", dtype, "cpu", config.quant)
+    source = open_source(folder, load_format, dtype, "cpu", config.quant)
     return build_model(config, source, dtype, "cpu", MAX_TOKENS)
 
 

@@ -116,7 +116,7 @@ def test_aliases() -> None:
         ("--enable-metrics=1", "--enable-metrics takes no value"),
         ("--enable-something", "--help"),
         ("--port 70000", "--port.*65535"),
-        ("--load-format gguf", "--load-format.*safetensors"),
+        ("--load-format npcache", "--load-format.*safetensors"),
         ("--quantization squeezellm", "--quantization.*awq.*modelopt_fp4"),
         ("--speculative-draft-model-quantization fp8", "quantization needs a drafter"),
         ("--tp 8", "--tp-size 8.*one device"),
@@ -228,7 +228,7 @@ def test_keywords_are_checked_as_flags_are() -> None:
         ({"model_path": ""}, "--model-path is empty"),
         ({"cuda_graph_bs": 4}, "cuda_graph_bs must be a list of type int"),
         ({"cuda_graph_bs": [4, "8"]}, "cuda_graph_bs must be of type int"),
-        ({"load_format": "gguf"}, "load_format"),
+        ({"load_format": "npcache"}, "load_format"),
         ({"quantization": "squeezellm"}, "quantization.*modelopt_fp4"),
         ({"speculative_disable_bs_threshold": -1}, "whole number"),
     ):

@@ -44,8 +44,9 @@ class ServerArgs:
         "auto",
         str,
         "model",
-        "dummy: random weights of the right shapes",
-        choices=("auto", "safetensors", "dummy"),
+        "gguf: from the one .gguf file in the folder, beside its config.json and tokenizer; dummy: random weights"
+        " of the right shapes; auto: what is there",
+        choices=("auto", "safetensors", "gguf", "dummy"),
     )
     trust_remote_code: bool = flag(
         False,
@@ -189,7 +190,7 @@ class ServerArgs:
         str,
         "speculative decoding",
         "as --load-format, for the drafter (default: the same)",
-        choices=("auto", "safetensors", "dummy"),
+        choices=("auto", "safetensors", "gguf", "dummy"),
     )
     speculative_draft_model_quantization: str | None = flag(
         None,

@@ -94,8 +94,10 @@ def test_files_that_an_index_names(tmp_path: Path) -> None:
 def test_no_weights(tmp_path: Path) -> None:
     with pytest.raises(WeightError, match="has no weights"):
         source_of(tmp_path)
-    with pytest.raises(WeightError, match="load format 'gguf' is not one of"):
+    with pytest.raises(WeightError, match="has no weights .a .gguf file"):
         source_of(tmp_path, load_format="gguf")
+    with pytest.raises(WeightError, match="load format 'npcache' is not one of"):
+        source_of(tmp_path, load_format="npcache")
 
 
 def test_pytorch_files(tmp_path: Path) -> None:

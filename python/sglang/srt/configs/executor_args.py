@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class ExecutorArgs:
     model_path: str
     draft_model_path: str | None = None  # None: no drafter
-    load_format: str = "auto"  # auto, safetensors, pt, or dummy: random weights
+    load_format: str = "auto"  # auto, safetensors, pt, gguf, or dummy: random weights
     draft_load_format: str | None = None  # None: as the target's
     quantization: str | None = None  # None: whatever the files say; else they must say the same
     draft_quantization: str | None = None

@@ -1,4 +1,4 @@
-"""Weights of a Hugging Face folder: safetensors (one file or sharded), or pytorch_model.bin."""
+"""Weights of a Hugging Face folder: safetensors (one file or sharded), pytorch_model.bin, or a GGUF file."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from safetensors import SafetensorError, safe_open
 from sglang.srt.configs.config_fields import ModelConfigError, read_json_object
 from sglang.srt.configs.quant_config import QuantConfig
 from sglang.srt.model_loader.dummy import DummySource
+from sglang.srt.model_loader.gguf_file import GgufFile
 from sglang.srt.model_loader.quant_source import QuantSource
 from sglang.srt.model_loader.weight_source import Ledger, WeightError, WeightSource, widened
 
 logger = logging.getLogger(__name__)
 
-LOAD_FORMATS: Final = ("auto", "safetensors", "pt", "dummy")
+LOAD_FORMATS: Final = ("auto", "safetensors", "pt", "gguf", "dummy")
 
 _SAFETENSORS_DTYPES: Final = {
     "BOOL": torch.bool,
@@ -47,7 +48,7 @@ def open_source(
     device: torch.device | str,
     quant: QuantConfig | None = None,
 ) -> WeightSource:
-    """Open the weights of a model folder. ``auto``: safetensors if there are any, else .bin.
+    """Open the weights of a model folder. ``auto``: safetensors if there are any, else .bin, else .gguf.
 
     ``quant``: how the folder's config says that it is quantised; dummy weights never are.
 
@@ -85,7 +86,7 @@ class CheckpointSource:
         self._files: dict[str, _File] = {}  # tensor name -> its file
         self.ledger = Ledger(str(folder))
         for path in _weight_files(folder, load_format):
-            file: _File = _SafetensorsFile(path) if path.suffix == ".safetensors" else _TorchFile(path)
+            file = _open(path)
             self._files |= dict.fromkeys(file.names(), file)
 
     def has(self, name: str) -> bool:
@@ -133,6 +134,12 @@ class CheckpointSource:
             self.ledger.wrong_shape.append(f"{name} {list(found)} instead of {list(shape)}")
             return None
         return file.tensor(name)
+
+
+def _open(path: Path) -> _File:
+    if path.suffix == ".gguf":
+        return GgufFile(path)
+    return _SafetensorsFile(path) if path.suffix == ".safetensors" else _TorchFile(path)
 
 
 class _SafetensorsFile:
@@ -189,8 +196,12 @@ class _TorchFile:
 
 def _weight_files(folder: Path, load_format: str) -> list[Path]:
     """An index where there is one, else the single file, else every file of the kind."""
-    kinds = ("safetensors", "pt") if load_format == "auto" else (load_format,)
+    kinds = ("safetensors", "pt", "gguf") if load_format == "auto" else (load_format,)
     for kind in kinds:
+        if kind == "gguf":
+            if found := sorted(folder.glob("*.gguf")):
+                return _one_of(found)
+            continue
         single = _SINGLE_FILE[kind]
         index = folder / f"{single}.index.json"
         if index.is_file():
@@ -199,8 +210,15 @@ def _weight_files(folder: Path, load_format: str) -> list[Path]:
             return [folder / single]
         if kind == "safetensors" and (found := sorted(folder.glob("*.safetensors"))):
             return found
-    wanted = " or ".join(_SINGLE_FILE[kind] for kind in kinds)
+    wanted = " or ".join(_SINGLE_FILE.get(kind, "a .gguf file") for kind in kinds)
     raise WeightError(f"{folder} has no weights ({wanted}, or several with an index)")
+
+
+def _one_of(files: list[Path]) -> list[Path]:
+    if len(files) > 1:
+        names = ", ".join(path.name for path in files)
+        raise WeightError(f"{files[0].parent} has several GGUF files ({names}): leave one of them there")
+    return files
 
 
 def _indexed_files(index: Path) -> list[Path]:
