@@ -196,6 +196,10 @@ def _put_attention(
     tensors[f"{prefix}kv_a_layernorm.weight"] = draw.norm(latent)
     tensors[f"{prefix}kv_b_proj.weight"] = draw.linear(heads * (nope + v), latent, 1.3)
     tensors[f"{prefix}o_proj.weight"] = draw.linear(hidden, heads * v, 0.25)
+    if fields["attention_bias"]:  # where transformers has them
+        sizes = {"kv_a_proj_with_mqa": latent + rope, "o_proj": hidden} | ({"q_a_proj": rank} if rank else {})
+        for name, size in sizes.items():
+            tensors[f"{prefix}{name}.bias"] = draw.normal(size, std=0.1)
     if has_indexer:
         dim, num = fields["index_head_dim"], fields["index_n_heads"]
         tensors[f"{prefix}indexer.wq_b.weight"] = draw.linear(num * dim, rank)

@@ -40,6 +40,7 @@ VARIANTS: dict[str, tuple[Writer, dict[str, Any]]] = {
             }
         },
     ),
+    "deepseek-v3-biases": (write_tiny_deepseek_v3, {"attention_bias": True}),
     "kimi-k2.5": (write_tiny_kimi_k25, {}),
     "glm-4.7-flash": (write_tiny_glm4_moe_lite, {}),
     "deepseek-v3.2": (write_tiny_deepseek_v32, {}),

@@ -89,6 +89,7 @@ class LatentAttention:
         prefix = f"model.layers.{index}.self_attn."
         latent = (f"{prefix}kv_a_proj_with_mqa", mla.latent_dim)
         rank, q_size = mla.q_lora_rank, config.num_heads * mla.qk_dim
+        self.q_norm: RMSNorm | None = None
         if rank is None:
             self.down = take_linear(source, [latent], hidden, bias)
             self.q = take_linear(source, [(f"{prefix}q_proj", q_size)], hidden, False)
@@ -108,7 +109,7 @@ class LatentAttention:
 
     @property
     def weight_bytes(self) -> int:
-        q_norm = [] if self.mla.q_lora_rank is None else [self.q_norm]
+        q_norm = [] if self.q_norm is None else [self.q_norm]
         indexer = [] if self.indexer is None else [self.indexer]
         return total_bytes(self.down, self.q, self.kv_norm, self.heads, self.o, *q_norm, *indexer)
 
@@ -128,8 +129,8 @@ class LatentAttention:
         """x: [T, H], normed."""
         mla, down = self.mla, self.down(x)
         q_in = x
-        if mla.q_lora_rank is not None:
-            q_in, down = self.q_norm(down[:, : mla.q_lora_rank]), down[:, mla.q_lora_rank :]
+        if self.q_norm is not None:
+            q_in, down = self.q_norm(down[:, : self.q_norm.size]), down[:, self.q_norm.size :]
         q = self.q(q_in).view(len(x), self.num_heads, mla.qk_dim)
         q_nope, q_rope = q.split((mla.nope_dim, mla.rope_dim), dim=-1)
         latent, k_rope = down.split((mla.kv_lora_rank, mla.rope_dim), dim=-1)
