@@ -29,7 +29,6 @@ VARIANTS: dict[str, tuple[Writer, dict[str, Any]]] = {
     "qwen2-untied-shards": (write_tiny_qwen2, {"tie_word_embeddings": False, "num_shards": 2}),
     "qwen3": (write_tiny_qwen3, {}),
     "mistral": (write_tiny_mistral, {}),
-    "mistral-window-of-the-context": (write_tiny_mistral, {"sliding_window": 512}),
     "mistral-window": (write_tiny_mistral, {"sliding_window": 40}),
     "qwen3-moe": (write_tiny_qwen3_moe, {}),
     "qwen3-moe-raw": (write_tiny_qwen3_moe, {"norm_topk_prob": False, "mlp_only_layers": []}),
