@@ -44,8 +44,8 @@ class ServerArgs:
         "auto",
         str,
         "model",
-        "gguf: from the one .gguf file in the folder, beside its config.json and tokenizer; dummy: random weights"
-        " of the right shapes; auto: what is there",
+        "gguf: from the one .gguf file in the folder, beside its config.json and tokenizer; dummy: random"
+        " weights of the right shapes; auto: what is there",
         choices=("auto", "safetensors", "gguf", "dummy"),
     )
     trust_remote_code: bool = flag(
