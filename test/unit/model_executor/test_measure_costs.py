@@ -93,17 +93,23 @@ def test_when_time_runs_out_the_rest_lies_between() -> None:
         assert cost.per_kv_token_s == pytest.approx(1e-6, rel=1e-6)
 
 
-def test_where_nothing_is_captured_no_size_beyond_those_timed_is_made_up() -> None:
-    keys = eager_order((1, 2, 3), num_slots=20, max_spec_rows=5)
-    assert [(key.rows, key.draft_len) for key in keys] == [
-        *((1, k) for k in range(4)), (16, 0), *((4, k) for k in range(4)),
-    ]  # fmt: skip
-    steps = KnownSteps(lambda key, tokens: 1.0 * key.rows)
-    effort = replace(CPU_EFFORT, budget_s=4.0)
+def test_beyond_what_was_timed_steps_grow_as_those_of_another_length() -> None:
+    keys = eager_order((1, 2, 3), num_slots=20, max_spec_rows=16)
+    assert [(key.rows, key.draft_len) for key in keys] == [(rows, k) for rows in (1, 16, 4) for k in range(4)]
+    steps = KnownSteps(lambda key, tokens: (1.0 + key.draft_len) * (1.0 + key.rows))
+    effort = replace(CPU_EFFORT, budget_s=50.0)  # ends behind one draft and 16 rows
     costs = measure(keys, steps, lambda key: (10, 10), effort, steps.clock)
-    assert [(c.draft_len, c.rows, c.fixed_s) for c in costs] == [
-        (0, 1, 1.0), (0, 4, 4.0), (0, 16, 16.0), *((k, 1, 1.0) for k in (1, 2, 3)),
-    ]  # fmt: skip
+    assert len({key for key, _ in steps.asked}) == 6
+    assert [(c.draft_len, c.rows) for c in costs] == [(k, rows) for k in range(4) for rows in (1, 4, 16)]
+    for cost in costs:
+        assert cost.fixed_s == pytest.approx((1.0 + cost.draft_len) * (1.0 + cost.rows))
+
+
+def test_a_size_that_no_length_was_timed_at_is_not_made_up() -> None:
+    steps = KnownSteps(lambda key, tokens: 1.0 * key.rows)
+    keys = eager_order((1,), num_slots=20, max_spec_rows=5)
+    costs = measure(keys, steps, lambda key: (10, 10), replace(CPU_EFFORT, budget_s=1.5), steps.clock)
+    assert [(c.draft_len, c.rows, c.fixed_s) for c in costs] == [(0, 1, 1.0), (1, 1, 1.0)]
 
 
 @given(st.integers(1, 200))

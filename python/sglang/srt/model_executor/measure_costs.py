@@ -41,7 +41,7 @@ class Effort:
     one_token_cost: bool  # KV tokens cost the same in all sizes of a draft length: less noise
 
 
-CPU_EFFORT: Final = Effort(4.5, 2, 0.2, 16, 1024, 4096, one_token_cost=True)
+CPU_EFFORT: Final = Effort(6.0, 2, 0.2, 16, 1024, 4096, one_token_cost=True)
 CUDA_EFFORT: Final = Effort(6.0, 3, None, 128, 8192, 1 << 18, one_token_cost=False)
 EAGER_ROWS: Final = (1, 16, 64, 4)  # in the order of what is learned by them
 
@@ -93,6 +93,20 @@ class HostStopwatch:
 
     def seconds(self, begin: float, end: float) -> float:
         return end - begin
+
+
+class AgreedStopwatch:
+    """Of ranks that run the same steps: all of them get what the first one measured."""
+
+    def __init__(self, own: Stopwatch, first: Callable[[float], float]) -> None:
+        self._own = own
+        self._first = first
+
+    def mark(self) -> Any:
+        return self._own.mark()
+
+    def seconds(self, begin: Any, end: Any) -> float:
+        return self._first(self._own.seconds(begin, end))
 
 
 class DeviceStopwatch:
@@ -190,7 +204,11 @@ def measure(
     effort: Effort,
     clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[StepCost, ...]:
-    """Costs by draft length and rows. What the budget leaves out gets what lies between its neighbours."""
+    """Costs by draft length and rows.
+
+    What the budget leaves out gets what lies between its neighbours; beyond the largest size of its draft
+    length it grows as the steps of another length do.
+    """
     began, timed = clock(), []
     bar = tqdm(keys, desc="Timing decode steps", disable=None)  # None: only on a terminal
     for key in bar:
@@ -203,12 +221,14 @@ def measure(
         long_s = timer.seconds(key, long) if long > short else short_s
         timed.append(Timed(key, short, long, short_s, long_s))
     costs = _costs(timed, effort.one_token_cost)
-    between = {key: cost for key in keys if key not in costs and (cost := _between(key, costs))}
+    found = costs | {key: cost for key in keys if key not in costs and (cost := _between(key, costs))}
+    for key in sorted(keys, key=lambda key: (key.draft_len, key.rows)):
+        if key not in found and (cost := _grown(key, found)):
+            found[key] = cost
     logger.info(
-        "decode steps timed in %.1f s: %d sizes, %d more lie between them",
-        clock() - began, len(costs), len(between),
+        "decode steps timed in %.1f s: %d sizes, and %d more from them",
+        clock() - began, len(costs), len(found) - len(costs),
     )  # fmt: skip
-    found = costs | between
     return tuple(found[key] for key in sorted(found, key=lambda key: (key.draft_len, key.rows)))
 
 
@@ -240,9 +260,29 @@ def _between(key: GraphKey, costs: dict[GraphKey, StepCost]) -> StepCost | None:
     )
 
 
+def _grown(key: GraphKey, costs: dict[GraphKey, StepCost]) -> StepCost | None:
+    """As much more than the largest smaller size as it is at the nearest draft length that has both."""
+    smaller = [k for k in costs if k.draft_len == key.draft_len and k.rows < key.rows]
+    if not smaller:
+        return None
+    last = max(smaller, key=lambda k: k.rows)
+    others = sorted({k.draft_len for k in costs}, key=lambda k: (abs(k - key.draft_len), k))
+    for draft_len in others:
+        here, there = costs.get(GraphKey(draft_len, last.rows)), costs.get(GraphKey(draft_len, key.rows))
+        if draft_len != key.draft_len and here and there:
+            growth = there.fixed_s / here.fixed_s
+            cost = costs[last]
+            return StepCost(key.draft_len, key.rows, cost.fixed_s * growth, cost.per_kv_token_s)
+    return None
+
+
 @torch.inference_mode()
 def measure_costs(
-    worker: Worker, keys: Sequence[GraphKey], effort: Effort, watch: Stopwatch
+    worker: Worker,
+    keys: Sequence[GraphKey],
+    effort: Effort,
+    watch: Stopwatch,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[StepCost, ...]:
     """Of a worker without requests; its state is as before when this returns."""
     state, config = worker.state, worker.config
@@ -250,7 +290,7 @@ def measure_costs(
     before = [tensor.clone() for tensor in held]
     timer = WorkerTimer(worker, watch, effort)
     try:
-        return measure(keys, timer, lambda key: kv_lens(config, key, effort), effort)
+        return measure(keys, timer, lambda key: kv_lens(config, key, effort), effort, clock)
     finally:
         for tensor, values in zip(held, before, strict=True):
             tensor.copy_(values)
