@@ -13,6 +13,7 @@ Statistic = Callable[[Floats], Floats]
 
 RESAMPLES = 10_000
 SEED = 20261129
+LEAST_FOR_INTERVAL = 3
 _STUDENT_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """Of 1 to 10 degrees of freedom."""
 
@@ -59,15 +60,15 @@ def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> 
 def few_estimate(values: Sequence[float]) -> Estimate:
     """Return the geometric mean of a few positive values with Student's 95 % interval of their logarithms.
 
-    For 2 to 10 repeats, where a bootstrap's interval is too narrow. One value has no interval: from 0 to
-    infinity.
+    For 3 to 10 repeats, where a bootstrap's interval is too narrow. Fewer have none (from 0 to infinity):
+    that of two values reaches 13 standard errors to either side, which says nothing.
     """
     data = np.asarray(values, dtype=np.float64)
     if data.size == 0 or bool((data <= 0).any()):
         raise ValueError("no values to estimate from, or some that are not above 0")
     logs = np.log(data)
     middle = float(logs.mean())
-    if data.size == 1:
+    if data.size < LEAST_FOR_INTERVAL:
         return Estimate(math.exp(middle), 0.0, math.inf)
     half = student_95(data.size - 1) * float(logs.std(ddof=1)) / math.sqrt(data.size)
     return Estimate(math.exp(middle), math.exp(middle - half), math.exp(middle + half))

@@ -55,7 +55,7 @@ def domain_table(points: Sequence[Point], base: str) -> str:
     times = str(runs[0]) if len(runs) == 1 else f"{runs[0]} to {runs[-1]}"
     title = "One stream, one fixed prompt" if domain == FIXED else f"Prompts: {domain}"
     lines = [
-        f"**{title}** ({times} runs a row; 95 % intervals in brackets; deltas against {base},"
+        f"**{title}** ({times} runs a row; 95 % intervals of at least 3 in brackets; deltas against {base},"
         " round by round)",
         "",
         "| streams | | tok/s total | Δ | tok/s decode | Δ | tok/s a request | TTFT p50 / p99, ms "
@@ -146,7 +146,7 @@ def _ms(seconds: float) -> str:
 
 
 def _rate(estimate: Estimate) -> str:
-    if estimate.low == 0.0:  # a single run
+    if estimate.low == 0.0:  # too few runs
         return _figure(estimate.value)
     return f"{_figure(estimate.value)} [{_figure(estimate.low)}, {_figure(estimate.high)}]"
 

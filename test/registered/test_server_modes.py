@@ -12,8 +12,8 @@ from helpers.server import ServerTestCase, speculative_flags, write_tiny_pair
 
 THRESHOLD, SCHEDULE = "speculative_disable_bs_threshold", "speculative_bs_schedule"
 CHANGES = (
-    {THRESHOLD: "auto"}, {THRESHOLD: 2}, {THRESHOLD: "auto"}, {THRESHOLD: None}, {SCHEDULE: "1-1:3,2-4:1,5-:2"},
-    {THRESHOLD: "auto"}, {THRESHOLD: 0},
+    {THRESHOLD: "auto"}, {THRESHOLD: 2}, {THRESHOLD: "auto"}, {THRESHOLD: None},
+    {SCHEDULE: "1-1:3,2-4:1,5-:2"}, {THRESHOLD: "auto"}, {THRESHOLD: 0},
 )  # fmt: skip
 
 
