@@ -6,6 +6,7 @@ its tensors (``model_loader/quant_source.py``): files list too many or too few m
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -50,6 +51,11 @@ class QuantConfig:
                 if any(matches(module, target) for target in scheme.targets):
                     return scheme
         return None
+
+    @property
+    def columns_unit(self) -> int:
+        """Columns that are never split: a multiple of every scheme's groups or blocks."""
+        return math.lcm(*(max(scheme.group_size, scheme.block[1], 1) for scheme in self.schemes))
 
     def ignores(self, module: str) -> bool:
         """Whether the file says that the module is not quantised."""

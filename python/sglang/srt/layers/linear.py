@@ -8,6 +8,7 @@ made other row counts slower.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -36,6 +37,9 @@ class Linear:
 
     ``float_output``: the result is float32 whatever the weights are (float64 stays): an lm_head's
     logits must not be rounded to bfloat16 before a token is chosen.
+
+    ``join``: the matrix is one rank's part, and this makes the whole result of what it gives. The bias is
+    then of the whole, and added once.
     """
 
     def __init__(
@@ -45,7 +49,9 @@ class Linear:
         *,
         float_output: bool = False,
         pack: bool = True,
+        join: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
+        self._join = join
         self.out_features, self.in_features = weight.shape
         self.weight_bytes = weight.numel() * weight.element_size()
         self.bias = bias
@@ -68,17 +74,27 @@ class Linear:
 
     def rows(self, begin: int, end: int) -> Linear:
         """The layer that gives some of the output features, over the same memory unless it is packed."""
-        assert not self.packed, "a packed matrix has no rows"
+        assert not self.packed and self._join is None, "neither a packed matrix nor one rank's has rows"
         return Linear(self.weight[begin:end], None if self.bias is None else self.bias[begin:end])
 
     def __call__(
         self, x: torch.Tensor, *, norm: RMSNorm | None = None, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
         """``norm(x) @ W^T + bias + residual``. The residual's memory may be that of the result."""
+        if self._join is not None:
+            out = self._join(self.part(x, norm=norm))
+            out = out if self.bias is None else out.add_(self.bias)
+            return out if residual is None else residual.add_(out)
         if self._choices is not None:
             return self._by_kernel(self._choices, x, norm, residual, gated=False)
         out = self._product(x if norm is None else norm(x))
         return out if residual is None else residual + out
+
+    def part(self, x: torch.Tensor, *, norm: RMSNorm | None = None) -> torch.Tensor:
+        """This rank's part of ``norm(x) @ W^T``, before any join."""
+        if self._choices is not None:
+            return self._by_kernel(self._choices, x, norm, None, gated=False)
+        return self._product(x if norm is None else norm(x))
 
     def gated(self, x: torch.Tensor, *, norm: RMSNorm | None = None) -> torch.Tensor:
         """``silu(gate) * up`` of the features, of which the first half are the gate's: [..., out / 2]."""
@@ -97,17 +113,19 @@ class Linear:
         from sglang.srt.layers import kernel_linear as kernels  # a CPU server needs nothing of sgl_kernel
 
         own_norm = None if norm is None else kernels.InputNorm(norm.weight, norm.eps)
-        fusion = kernels.Fusion(norm=own_norm, gated=gated, bias=self.bias, residual=residual)
+        bias = self.bias if self._join is None else None
+        fusion = kernels.Fusion(norm=own_norm, gated=gated, bias=bias, residual=residual)
         return kernels.product(x, self.weight, fusion, choices, float_output=self._half_to_float)
 
     def _product(self, x: torch.Tensor) -> torch.Tensor:
+        bias = self.bias if self._join is None else None
         if self._widen_input:
             x = x.float()
         if self.packed:
-            out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+            out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, bias, "none", [], "")
             return out
         if self._half_to_float:
             product = torch.mm(x.flatten(0, -2), self.weight.t(), out_dtype=torch.float32)
             product = product.view(*x.shape[:-1], self.out_features)
-            return product if self.bias is None else product + self.bias
-        return F.linear(x, self.weight, self.bias)
+            return product if bias is None else product + bias
+        return F.linear(x, self.weight, bias)

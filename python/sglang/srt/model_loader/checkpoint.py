@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -16,7 +16,7 @@ from sglang.srt.configs.quant_config import QuantConfig
 from sglang.srt.model_loader.dummy import DummySource
 from sglang.srt.model_loader.gguf_file import GgufFile
 from sglang.srt.model_loader.quant_source import QuantSource
-from sglang.srt.model_loader.weight_source import Ledger, WeightError, WeightSource, widened
+from sglang.srt.model_loader.weight_source import Ledger, Part, WeightError, WeightSource, widened
 
 logger = logging.getLogger(__name__)
 
@@ -92,11 +92,14 @@ class CheckpointSource:
     def has(self, name: str) -> bool:
         return name in self._files
 
-    def take(self, name: str, shape: Sequence[int], *, wide: bool = False) -> torch.Tensor:
-        found = self._find(name, shape)
+    def take(
+        self, name: str, shape: Sequence[int], *, wide: bool = False, part: Part | None = None
+    ) -> torch.Tensor:
+        found = self._find(name, shape, part)
         dtype = widened(self.dtype) if wide else self.dtype
         if found is None:
-            return torch.zeros(*shape, dtype=dtype, device=self.device)
+            wanted = shape if part is None else part.shape(shape)
+            return torch.zeros(*wanted, dtype=dtype, device=self.device)
         # copy: what a file maps must not stay mapped for a model's life
         return found.to(device=self.device, dtype=dtype, copy=True)
 
@@ -124,7 +127,7 @@ class CheckpointSource:
         self.ledger.check(self._files, ignorable)
         self._files.clear()  # closes them
 
-    def _find(self, name: str, shape: Sequence[int]) -> torch.Tensor | None:
+    def _find(self, name: str, shape: Sequence[int], part: Part | None = None) -> torch.Tensor | None:
         file = self._files.get(name)
         if file is None:
             self.ledger.missing.append(name)
@@ -133,7 +136,9 @@ class CheckpointSource:
         if (found := file.shape(name)) != tuple(shape):
             self.ledger.wrong_shape.append(f"{name} {list(found)} instead of {list(shape)}")
             return None
-        return file.tensor(name)
+        if part is None or part.span.size == shape[part.dim]:
+            return file.tensor(name)
+        return file.part(name, part) if isinstance(file, _SafetensorsFile) else part.of(file.tensor(name))
 
 
 def _open(path: Path) -> _File:
@@ -163,11 +168,19 @@ class _SafetensorsFile:
         return _SAFETENSORS_DTYPES[code]
 
     def tensor(self, name: str) -> torch.Tensor:
+        return self._read(name, lambda: self._handle.get_tensor(name))
+
+    def part(self, name: str, part: Part) -> torch.Tensor:
+        """Reads no more of the file than that."""
+        if part.span.size == 0:
+            return part.of(self.tensor(name))
+        return self._read(name, lambda: self._handle.get_slice(name)[part.index()])
+
+    def _read(self, name: str, read: Callable[[], torch.Tensor]) -> torch.Tensor:
         try:
-            tensor: torch.Tensor = self._handle.get_tensor(name)
+            return read()
         except (SafetensorError, OSError) as error:
             raise WeightError(f"{self._path}: tensor {name} can't be read: {error}") from error
-        return tensor
 
 
 class _TorchFile:

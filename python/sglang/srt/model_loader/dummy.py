@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from sglang.srt.model_loader.weight_source import widened
+from sglang.srt.model_loader.weight_source import Part, widened
 
 
 class DummySource:
@@ -21,9 +21,14 @@ class DummySource:
     def has(self, name: str) -> bool:
         return False
 
-    def take(self, name: str, shape: Sequence[int], *, wide: bool = False) -> torch.Tensor:
+    def take(
+        self, name: str, shape: Sequence[int], *, wide: bool = False, part: Part | None = None
+    ) -> torch.Tensor:
         """Matrices keep the size of what goes through them; norms are 1, biases small."""
-        dtype = widened(self.dtype) if wide else self.dtype
+        whole = self._draw(name, shape, widened(self.dtype) if wide else self.dtype)
+        return whole if part is None else part.of(whole).clone()
+
+    def _draw(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         if name.endswith("bias"):
             scale = 0.02
         elif len(shape) == 1:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from sglang.srt.model_loader.weight_source import WeightSource
+from sglang.srt.model_loader.weight_source import Part, WeightSource
 
 
 class PrefixedSource:
@@ -20,8 +20,10 @@ class PrefixedSource:
     def has(self, name: str) -> bool:
         return self._source.has(self._prefix + name)
 
-    def take(self, name: str, shape: Sequence[int], *, wide: bool = False) -> torch.Tensor:
-        return self._source.take(self._prefix + name, shape, wide=wide)
+    def take(
+        self, name: str, shape: Sequence[int], *, wide: bool = False, part: Part | None = None
+    ) -> torch.Tensor:
+        return self._source.take(self._prefix + name, shape, wide=wide, part=part)
 
     def take_integers(self, name: str, size: int) -> torch.Tensor:
         return self._source.take_integers(self._prefix + name, size)

@@ -17,7 +17,7 @@ import torch
 from sglang.srt.configs.quant_config import QuantConfig
 from sglang.srt.layers.quantization.quant_weight import QuantWeight
 from sglang.srt.model_loader.quant_readers import Module, StoredTensors, is_packed, read_blocks, read_weight
-from sglang.srt.model_loader.weight_source import WeightSource, widened
+from sglang.srt.model_loader.weight_source import Part, WeightSource, widened
 
 logger = logging.getLogger(__name__)
 
@@ -47,12 +47,18 @@ class QuantSource:
     def has(self, name: str) -> bool:
         return self._checkpoint.has(name) or self._is_packed(name)
 
-    def take(self, name: str, shape: Sequence[int], *, wide: bool = False) -> torch.Tensor:
+    def take(
+        self, name: str, shape: Sequence[int], *, wide: bool = False, part: Part | None = None
+    ) -> torch.Tensor:
+        """A part of a packed tensor is taken of the dequantised one, so each rank reads all of it."""
         dtype = widened(self.dtype) if wide else self.dtype
-        if self._checkpoint.has(f"{name}_blocks"):
-            return self._take_blocks(name, shape, dtype)
-        if not self._is_packed(name):
-            return self._checkpoint.take(name, shape, wide=wide)
+        is_blocks = self._checkpoint.has(f"{name}_blocks")
+        if not is_blocks and not self._is_packed(name):
+            return self._checkpoint.take(name, shape, wide=wide, part=part)
+        whole = self._take_blocks(name, shape, dtype) if is_blocks else self._dequantised(name, shape, dtype)
+        return whole if part is None else part.of(whole).clone()
+
+    def _dequantised(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         packed = self.take_packed(name, shape)
         if packed is None:
             return torch.zeros(*shape, dtype=dtype, device=self.device)

@@ -5,15 +5,35 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
+
+from sglang.srt.distributed.shares import Span
 
 _MAX_NAMED = 100  # names of one kind in a message; a wholly different checkpoint has thousands
 
 
 class WeightError(ValueError):
     """A checkpoint can't be used; the message is one line for the user and names the file or tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Of a tensor: some indices of one dimension."""
+
+    dim: int
+    span: Span
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A view."""
+        return tensor.narrow(self.dim, self.span.begin, self.span.size)
+
+    def index(self) -> tuple[Any, ...]:
+        return (slice(None),) * self.dim + (slice(self.span.begin, self.span.end),)
+
+    def shape(self, whole: Sequence[int]) -> tuple[int, ...]:
+        return (*whole[: self.dim], self.span.size, *whole[self.dim + 1 :])
 
 
 class WeightSource(Protocol):
@@ -27,10 +47,13 @@ class WeightSource(Protocol):
         """Whether the checkpoint has this tensor (a dummy source: False, it has no names)."""
         ...
 
-    def take(self, name: str, shape: Sequence[int], *, wide: bool = False) -> torch.Tensor:
+    def take(
+        self, name: str, shape: Sequence[int], *, wide: bool = False, part: Part | None = None
+    ) -> torch.Tensor:
         """Tensor ``name`` of ``shape``, in the wanted dtype on the wanted device.
 
         ``wide``: in float32 if the wanted dtype is narrower (what decides must not be rounded).
+        ``part``: that part of it alone; ``shape`` is of the whole.
         """
         ...
 
@@ -45,6 +68,11 @@ class WeightSource(Protocol):
             WeightError: missing, unexpected or wrongly shaped tensors, all of them named.
         """
         ...
+
+
+def everything_but(prefix: str) -> tuple[str, ...]:
+    """Patterns (fnmatch) of all names that differ from ``prefix`` in one of its characters."""
+    return tuple(f"{prefix[:i]}[!{character}]*" for i, character in enumerate(prefix))
 
 
 def widened(dtype: torch.dtype) -> torch.dtype:

@@ -12,6 +12,7 @@ from typing import ClassVar, Final, Protocol
 import torch
 
 from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.distributed.tensor_parallel import TensorParallel
 from sglang.srt.layers.attention.base import LayerAttention
 from sglang.srt.layers.attention.heads import Positions
 from sglang.srt.layers.embedding import Embedding
@@ -19,7 +20,7 @@ from sglang.srt.layers.linear import Linear
 from sglang.srt.layers.norm import RMSNorm
 from sglang.srt.layers.rope import Rope
 from sglang.srt.mem_cache.pool import CacheShape
-from sglang.srt.model_loader.weight_source import WeightSource
+from sglang.srt.model_loader.weight_source import Part, WeightSource
 
 IGNORED_TENSORS: Final = ("*rotary_emb.inv_freq",)
 """Buffers that old checkpoints hold and that are computed from the config."""
@@ -32,6 +33,13 @@ class HoldsWeights(Protocol):
 
 def total_bytes(*parts: HoldsWeights) -> int:
     return sum(part.weight_bytes for part in parts)
+
+
+def take_rows(source: WeightSource, name: str, size: tuple[int, int], tp: TensorParallel) -> torch.Tensor:
+    """This rank's rows of a vocabulary's matrix; as many on every rank, the last ones padded with zeros."""
+    own = source.take(name, size, part=Part(0, tp.rows(size[0])))
+    missing = tp.padded_rows(size[0]) - own.shape[0]
+    return own if missing == 0 else torch.cat((own, own.new_zeros(missing, size[1])))
 
 
 class DecoderLayer(HoldsWeights, Protocol):
@@ -69,22 +77,26 @@ class DecoderModel(ABC):
         dtype: torch.dtype,
         device: torch.device | str,
         max_positions: int,
+        tp: TensorParallel,
     ) -> None:
         """``source`` gives tensors of ``dtype`` on ``device``; ``max_positions`` bounds the rope tables.
 
         Raises:
             WeightError: the checkpoint's tensors are not those of the config.
+            ShardingError: it can't be split over so many ranks.
         """
         self.config = config
+        self.tp = tp = tp.in_units(1 if config.quant is None else config.quant.columns_unit)
         self.kv_shape = self.cache_shape(config)
         size = (config.vocab_size, config.hidden_size)
-        embedding = source.take("model.embed_tokens.weight", size)
-        self.embed = Embedding(embedding)
+        embedding = take_rows(source, "model.embed_tokens.weight", size, tp)
+        self.embed = Embedding(embedding, tp.rows(size[0]), tp.summing)
         self.layers = list(self.make_layers(config, source))
         self.norm = RMSNorm(source.take("model.norm.weight", size[1:]), config.rms_norm_eps)
         tied = config.tie_word_embeddings
         # Tied: the lookup needs whole rows, the product a packed matrix, so a CPU holds both.
-        self.lm_head = Linear(embedding if tied else source.take("lm_head.weight", size), float_output=True)
+        head = embedding if tied else take_rows(source, "lm_head.weight", size, tp)
+        self.lm_head = Linear(head, float_output=True, join=tp.joining(size[0]))
         nextn = range(config.num_layers, config.num_layers + config.num_nextn_layers)
         ignored = (*self.ignored_tensors, *(f"model.layers.{i}.*" for i in nextn))
         source.finish((*ignored, "lm_head.weight") if tied else ignored)

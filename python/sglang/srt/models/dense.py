@@ -8,13 +8,15 @@ from dataclasses import dataclass
 import torch
 
 from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.distributed.shares import Span
+from sglang.srt.distributed.tensor_parallel import Join, TensorParallel
 from sglang.srt.layers.attention.base import LayerAttention
 from sglang.srt.layers.attention.heads import HeadProduct, Positions, Scope
 from sglang.srt.layers.linear import Linear
 from sglang.srt.layers.moe.layer import MLP
 from sglang.srt.layers.norm import RMSNorm
 from sglang.srt.mem_cache.kv_pool import MHAKVPool
-from sglang.srt.model_loader.weight_source import WeightSource
+from sglang.srt.model_loader.weight_source import Part, WeightSource
 from sglang.srt.models.decoder import DecoderLayer, DecoderModel, total_bytes
 
 
@@ -46,22 +48,51 @@ class KVShape:
 
 
 def take_linear(
-    source: WeightSource, parts: Sequence[tuple[str, int]], in_features: int, bias: bool, *, pack: bool = True
+    source: WeightSource,
+    parts: Sequence[tuple[str, int]],
+    in_features: int,
+    bias: bool,
+    *,
+    pack: bool = True,
+    rows: Sequence[Span] = (),
+    columns: Span | None = None,
+    join: Join | None = None,
 ) -> Linear:
-    """One linear layer from the named parts (name without ``.weight``, output features)."""
-    weights = [source.take(f"{name}.weight", (out, in_features)) for name, out in parts]
-    biases = [source.take(f"{name}.bias", (out,)) for name, out in parts] if bias else []
+    """One linear layer from the named parts (name without ``.weight``, output features).
+
+    ``rows``: this rank's output features of each part. ``columns``: its input features. ``join``: see
+    ``Linear``; with it the bias is whole.
+    """
+    spans: list[Part | None] = [Part(0, span) for span in rows]
+    if not rows:
+        spans = [None if columns is None else Part(1, columns)] * len(parts)
+    of_bias = [None if join is not None or part is None or part.dim == 1 else part for part in spans]
+    weights, biases = [], []
+    for (name, out), part, bias_part in zip(parts, spans, of_bias, strict=True):
+        weights.append(source.take(f"{name}.weight", (out, in_features), part=part))
+        if bias:
+            biases.append(source.take(f"{name}.bias", (out,), part=bias_part))
     weight = weights[0] if len(weights) == 1 else torch.cat(weights)
-    return Linear(weight, torch.cat(biases) if biases else None, pack=pack)
+    return Linear(weight, torch.cat(biases) if biases else None, pack=pack, join=join)
 
 
 class GatedMLP:
+    """Split over ranks by its inner size."""
+
     def __init__(
-        self, source: WeightSource, prefix: str, hidden_size: int, intermediate_size: int, bias: bool
+        self,
+        source: WeightSource,
+        prefix: str,
+        hidden_size: int,
+        intermediate_size: int,
+        bias: bool,
+        tp: TensorParallel,
     ) -> None:
+        own = tp.span(intermediate_size, f"{prefix}: intermediate size")
         gate_up = [(f"{prefix}gate_proj", intermediate_size), (f"{prefix}up_proj", intermediate_size)]
-        self.gate_up = take_linear(source, gate_up, hidden_size, bias)
-        self.down = take_linear(source, [(f"{prefix}down_proj", hidden_size)], intermediate_size, bias)
+        self.gate_up = take_linear(source, gate_up, hidden_size, bias, rows=(own, own))
+        down = [(f"{prefix}down_proj", hidden_size)]
+        self.down = take_linear(source, down, intermediate_size, bias, columns=own, join=tp.summing)
         self.weight_bytes = self.gate_up.weight_bytes + self.down.weight_bytes
 
     def linears(self) -> list[Linear]:
@@ -70,6 +101,10 @@ class GatedMLP:
     def __call__(self, x: torch.Tensor, norm: RMSNorm) -> torch.Tensor:
         """x: [T, H] residual stream -> [T, H], the MLP of ``norm(x)`` added; x is used up."""
         return self.down(self.gate_up.gated(x, norm=norm), residual=x)
+
+    def part(self, normed: torch.Tensor) -> torch.Tensor:
+        """normed: [T, H] -> [T, H], what this rank adds to the sum of all; without a bias."""
+        return self.down.part(self.gate_up.gated(normed))
 
 
 class DenseLayer:
@@ -83,18 +118,22 @@ class DenseLayer:
         index: int,
         mlp: MLP,
         scope: Scope,
+        tp: TensorParallel,
     ) -> None:
         self.index = index
         self.mlp = mlp
         self.scope = scope
-        self.num_heads, self.num_kv_heads = config.num_heads, config.num_kv_heads
+        heads = tp.heads(config.num_heads, config.num_kv_heads, config.path)
+        self.num_heads, self.num_kv_heads = heads.q.size, heads.kv.size
         self.head_dim = d = config.head_dim
         prefix, hidden = f"model.layers.{index}.", config.hidden_size
         attn = f"{prefix}self_attn."
-        q_size, kv_size = self.num_heads * d, self.num_kv_heads * d
+        q_size, kv_size = config.num_heads * d, config.num_kv_heads * d
+        q_rows, kv_rows = heads.q.times(d), heads.kv.times(d)
         qkv = [(f"{attn}q_proj", q_size), (f"{attn}k_proj", kv_size), (f"{attn}v_proj", kv_size)]
-        self.qkv = take_linear(source, qkv, hidden, traits.qkv_bias)
-        self.o = take_linear(source, [(f"{attn}o_proj", hidden)], q_size, traits.o_bias)
+        self.qkv = take_linear(source, qkv, hidden, traits.qkv_bias, rows=(q_rows, kv_rows, kv_rows))
+        o = [(f"{attn}o_proj", hidden)]
+        self.o = take_linear(source, o, q_size, traits.o_bias, columns=q_rows, join=tp.summing)
         self.qk_norm = self._take_qk_norm(config, source, attn) if traits.qk_norm else None
         eps = config.rms_norm_eps
         self.input_norm = RMSNorm(source.take(f"{prefix}input_layernorm.weight", (hidden,)), eps)
@@ -129,7 +168,8 @@ class DenseModel(DecoderModel):
         return DenseTraits(config.attention_bias, config.attention_bias, config.mlp_bias, qk_norm=False)
 
     def cache_shape(self, config: ModelConfig) -> KVShape:
-        return KVShape(config.num_layers, config.num_kv_heads, config.head_dim)
+        heads = self.tp.heads(config.num_heads, config.num_kv_heads, config.path)
+        return KVShape(config.num_layers, heads.kv.size, config.head_dim)
 
     def rope_dim(self, config: ModelConfig) -> int:
         return config.rope.turned(config.head_dim)
@@ -144,6 +184,7 @@ class DenseModel(DecoderModel):
                 i,
                 self.make_mlp(config, source, i),
                 self.make_scope(config, source, i),
+                self.tp,
             )
             for i in range(config.num_layers)
         ]
@@ -155,4 +196,4 @@ class DenseModel(DecoderModel):
     def make_mlp(self, config: ModelConfig, source: WeightSource, index: int) -> MLP:
         """Of layer ``index``."""
         prefix, bias = f"model.layers.{index}.mlp.", self.traits(config).mlp_bias
-        return GatedMLP(source, prefix, config.hidden_size, config.intermediate_size, bias)
+        return GatedMLP(source, prefix, config.hidden_size, config.intermediate_size, bias, self.tp)

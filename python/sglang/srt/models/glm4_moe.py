@@ -19,4 +19,4 @@ class Glm4MoeForCausalLM(DenseModel):
         return DenseTraits(config.attention_bias, o_bias=False, mlp_bias=False, qk_norm=config.qk_norm)
 
     def make_mlp(self, config: ModelConfig, source: WeightSource, index: int) -> MLP:
-        return take_mlp(source, config, index)
+        return take_mlp(source, config, index, self.tp)

@@ -10,6 +10,7 @@ from typing import Final
 import torch
 
 from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.distributed.tensor_parallel import TensorParallel
 from sglang.srt.model_loader.prefixed_source import PrefixedSource
 from sglang.srt.model_loader.weight_source import WeightSource
 from sglang.srt.models.mla import MLAModel
@@ -25,6 +26,7 @@ class KimiK25ForConditionalGeneration(MLAModel):
         dtype: torch.dtype,
         device: torch.device | str,
         max_positions: int,
+        tp: TensorParallel,
     ) -> None:
         inner = PrefixedSource(source, "language_model.", _VISION)
-        super().__init__(config, inner, dtype, device, max_positions)
+        super().__init__(config, inner, dtype, device, max_positions, tp)

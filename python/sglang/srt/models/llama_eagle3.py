@@ -22,11 +22,15 @@ from sglang.srt.layers.linear import Linear
 from sglang.srt.layers.norm import RMSNorm
 from sglang.srt.layers.rope import Rope
 from sglang.srt.model_loader.weight_source import WeightSource
-from sglang.srt.models.decoder import IGNORED_TENSORS, DecoderModel, HoldsWeights, total_bytes
+from sglang.srt.models.decoder import IGNORED_TENSORS, DecoderModel, HoldsWeights, take_rows, total_bytes
 from sglang.srt.models.dense import GatedMLP, KVShape, take_linear
 
 DRAFT_IGNORED_TENSORS: Final = (*IGNORED_TENSORS, "*t2d", "*embed_tokens.weight")
 """t2d repeats d2t; an embedding of the target's width is a copy of the target's."""
+
+FC_SPLIT_BYTES: Final = 32 << 20
+"""Size of ``fc`` from which it is split over ranks: reading it costs more than joining its results. Half of
+it is some 10 us of a GPU's memory bandwidth, about what one collective of a few rows takes."""
 
 _OLD_AUX_NORMS: Final = ("aux_norm_low", "aux_norm_mid", "aux_norm_high")
 
@@ -48,17 +52,20 @@ class LlamaEagle3:
         Raises:
             WeightError: the checkpoint's tensors are not those of the config.
             ModelConfigError: the config is of a draft model for another target.
+            ShardingError: it can't be split over the target's ranks.
         """
         assert config.draft is not None
         _check_target(config, target.config)
         self.config = config
+        self.tp = tp = target.tp.in_units(1 if config.quant is None else config.quant.columns_unit)
+        self.heads = tp.heads(config.num_heads, config.num_kv_heads, config.path)
         self.draft = config.draft
         self.aux_layers = config.draft.aux_layers(target.config.num_layers, target.config.mla is not None)
-        self.kv_shape = KVShape(1, config.num_kv_heads, config.head_dim)
+        self.kv_shape = KVShape(1, self.heads.kv.size, config.head_dim)
         self.feature_size = config.hidden_size
         self.rope = Rope(config.rope, config.head_dim, max_positions, dtype, device)
         names = _Names(source)
-        self._take_fc(source, names)
+        self._take_fc(source, names, dtype)
         self._take_layer(source, names)
         self._take_ends(source, names, target, device)
         shared_head = ("*lm_head.weight",) if config.draft.draft_vocab_size is None else ()
@@ -66,10 +73,15 @@ class LlamaEagle3:
         if self.target_ids.min() < 0 or self.target_ids.max() >= config.vocab_size:
             raise ModelConfigError(f"{config.path}: d2t names ids outside the {config.vocab_size} there are")
 
-    def _take_fc(self, source: WeightSource, names: _Names) -> None:
-        draft, eps = self.draft, self.config.rms_norm_eps
+    def _take_fc(self, source: WeightSource, names: _Names, dtype: torch.dtype) -> None:
+        draft, eps, hidden = self.draft, self.config.rms_norm_eps, self.config.hidden_size
         width = draft.num_aux * draft.target_hidden_size
-        self.fc = take_linear(source, [(names.top("fc"), self.config.hidden_size)], width, draft.fc_bias)
+        fc = [(names.top("fc"), hidden)]
+        if hidden % self.tp.size == 0 and hidden * width * dtype.itemsize >= FC_SPLIT_BYTES:
+            rows, join = (self.tp.rows(hidden),), self.tp.joining(hidden)
+            self.fc = take_linear(source, fc, width, draft.fc_bias, rows=rows, join=join)
+        else:
+            self.fc = take_linear(source, fc, width, draft.fc_bias)
         self.input_norm: RMSNorm | None = None  # over all of aux
         self.aux_norms: list[RMSNorm] = []  # over each part of it
         if draft.norm_before_fc:
@@ -87,12 +99,15 @@ class LlamaEagle3:
         attn = names.layer("self_attn.")
         # q apart from k and v: a sync needs only k and v, and the first draft forward only q
         qkv = [(f"{attn}q_proj", q_size), (f"{attn}k_proj", kv_size), (f"{attn}v_proj", kv_size)]
-        whole = take_linear(source, qkv, 2 * hidden, bias, pack=False)
-        self.q, self.kv_proj = whole.rows(0, q_size), whole.rows(q_size, q_size + 2 * kv_size)
+        q_rows, kv_rows = self.heads.q.times(d), self.heads.kv.times(d)
+        whole = take_linear(source, qkv, 2 * hidden, bias, pack=False, rows=(q_rows, kv_rows, kv_rows))
+        self.q, self.kv_proj = whole.rows(0, q_rows.size), whole.rows(q_rows.size, whole.out_features)
         # Over the same memory; a CPU's parts are packed copies, and it does without.
         self.qkv = whole if whole.weight.is_cuda else None
-        self.o = take_linear(source, [(f"{attn}o_proj", hidden)], q_size, bias)
-        self.mlp = GatedMLP(source, names.layer("mlp."), hidden, config.intermediate_size, config.mlp_bias)
+        o = [(f"{attn}o_proj", hidden)]
+        self.o = take_linear(source, o, q_size, bias, columns=q_rows, join=self.tp.summing)
+        size = config.intermediate_size
+        self.mlp = GatedMLP(source, names.layer("mlp."), hidden, size, config.mlp_bias, self.tp)
 
         def norm(name: str) -> RMSNorm:
             return RMSNorm(source.take(names.layer(f"{name}.weight"), (hidden,)), eps)
@@ -108,13 +123,14 @@ class LlamaEagle3:
         self.norm = RMSNorm(source.take(names.top("norm.weight"), (hidden,)), config.rms_norm_eps)
         self.embed = target.embed
         if self.draft.target_hidden_size != hidden:
-            self.embed = Embedding(source.take(names.top("embed_tokens.weight"), (vocab_size, hidden)))
+            rows = take_rows(source, names.top("embed_tokens.weight"), (vocab_size, hidden), self.tp)
+            self.embed = Embedding(rows, self.tp.rows(vocab_size), self.tp.summing)
         draft_vocab = self.draft.draft_vocab_size
         if draft_vocab is None:
             self.lm_head = target.lm_head
         else:
-            head = source.take(names.top("lm_head.weight"), (draft_vocab, hidden))
-            self.lm_head = Linear(head, float_output=True)
+            head = take_rows(source, names.top("lm_head.weight"), (draft_vocab, hidden), self.tp)
+            self.lm_head = Linear(head, float_output=True, join=self.tp.joining(draft_vocab))
         self.target_ids = torch.arange(draft_vocab or vocab_size, device=device)  # [Vd] int64
         whole = draft_vocab is None or draft_vocab == vocab_size
         if not whole or source.has(names.top("d2t")):
@@ -149,7 +165,7 @@ class LlamaEagle3:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V [T, nkv, d] that the layer writes for these pairs, and nothing else of the layer."""
         kv = self.kv_proj(self.pairs(next_ids, features))
-        kv = kv.view(kv.shape[0], 2, self.config.num_kv_heads, self.config.head_dim)
+        kv = kv.view(kv.shape[0], 2, self.heads.kv.size, self.config.head_dim)
         return self.rope.at(positions).rotate(kv[:, 0]), kv[:, 1]
 
     def layer(
@@ -175,14 +191,14 @@ class LlamaEagle3:
         write: bool,
     ) -> torch.Tensor:
         """``layer``, of pairs that are made already."""
-        num_kv_heads = self.config.num_kv_heads if write else 0
+        num_kv_heads = self.heads.kv.size if write else 0
         if not write:
             heads = self.q(pairs)
         elif self.qkv is not None:
             heads = self.qkv(pairs)
         else:
             heads = torch.cat((self.q(pairs), self.kv_proj(pairs)), dim=1)
-        product = HeadProduct(heads, self.config.num_heads, num_kv_heads, Positions(self.rope, positions))
+        product = HeadProduct(heads, self.heads.q.size, num_kv_heads, Positions(self.rope, positions))
         hidden = self.o(attn(0, product).flatten(1), residual=hidden)
         hidden = self.mlp(hidden, self.post_norm)
         return self.norm(hidden) if self.draft.norm_output else hidden

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from sglang.srt.configs.mla_config import IndexConfig, MLAConfig
 from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.distributed.tensor_parallel import TensorParallel
 from sglang.srt.layers.attention.base import LayerAttention
 from sglang.srt.layers.attention.heads import Positions
 from sglang.srt.layers.attention.mla import IndexProduct, LatentHeads, LatentProduct
@@ -20,7 +21,7 @@ from sglang.srt.layers.linear import Linear
 from sglang.srt.layers.moe.layer import MLP
 from sglang.srt.layers.norm import RMSNorm
 from sglang.srt.mem_cache.mla_pool import MLAShape
-from sglang.srt.model_loader.weight_source import WeightSource
+from sglang.srt.model_loader.weight_source import Part, WeightSource
 from sglang.srt.models.decoder import DecoderLayer, DecoderModel, total_bytes
 from sglang.srt.models.dense import take_linear
 from sglang.srt.models.moe import take_mlp
@@ -78,13 +79,14 @@ class Indexer:
 
 
 class LatentAttention:
-    """The attention block of one layer."""
+    """The attention block of one layer. Its heads are split over ranks; latents and indexers are not."""
 
-    def __init__(self, config: ModelConfig, source: WeightSource, index: int) -> None:
+    def __init__(self, config: ModelConfig, source: WeightSource, index: int, tp: TensorParallel) -> None:
         assert config.mla is not None
         self.layer = index
         self.mla = mla = config.mla
-        self.num_heads = config.num_heads
+        own = tp.heads(config.num_heads, config.num_heads, config.path).q
+        self.num_heads = own.size
         hidden, bias = config.hidden_size, config.attention_bias
         prefix = f"model.layers.{index}.self_attn."
         latent = (f"{prefix}kv_a_proj_with_mqa", mla.latent_dim)
@@ -92,17 +94,24 @@ class LatentAttention:
         self.q_norm: RMSNorm | None = None
         if rank is None:
             self.down = take_linear(source, [latent], hidden, bias)
-            self.q = take_linear(source, [(f"{prefix}q_proj", q_size)], hidden, False)
+            self.q = take_linear(
+                source, [(f"{prefix}q_proj", q_size)], hidden, False, rows=(own.times(mla.qk_dim),)
+            )
         else:  # both latents by one product
             self.down = take_linear(source, [(f"{prefix}q_a_proj", rank), latent], hidden, bias)
             self.q_norm = RMSNorm(source.take(f"{prefix}q_a_layernorm.weight", (rank,)), LATENT_EPS)
-            self.q = take_linear(source, [(f"{prefix}q_b_proj", q_size)], rank, False)
+            self.q = take_linear(
+                source, [(f"{prefix}q_b_proj", q_size)], rank, False, rows=(own.times(mla.qk_dim),)
+            )
         shape = (mla.kv_lora_rank,)
         self.kv_norm = RMSNorm(source.take(f"{prefix}kv_a_layernorm.weight", shape), LATENT_EPS)
-        kv_shape = (config.num_heads, mla.nope_dim + mla.v_dim, mla.kv_lora_rank)
-        kv_b = source.take(f"{prefix}kv_b_proj.weight", (kv_shape[0] * kv_shape[1], kv_shape[2]))
-        self.heads = LatentHeads(kv_b.view(kv_shape), mla.nope_dim)
-        self.o = take_linear(source, [(f"{prefix}o_proj", hidden)], config.num_heads * mla.v_dim, bias)
+        width = mla.nope_dim + mla.v_dim
+        kv_shape, part = (config.num_heads * width, mla.kv_lora_rank), Part(0, own.times(width))
+        kv_b = source.take(f"{prefix}kv_b_proj.weight", kv_shape, part=part)
+        self.heads = LatentHeads(kv_b.view(own.size, width, mla.kv_lora_rank), mla.nope_dim)
+        o, columns = [(f"{prefix}o_proj", hidden)], own.times(mla.v_dim)
+        v_size = config.num_heads * mla.v_dim
+        self.o = take_linear(source, o, v_size, bias, columns=columns, join=tp.summing)
         self.indexer: Indexer | None = None
         if mla.index is not None and index in mla.index.layers:
             self.indexer = Indexer(config, mla, mla.index, source, f"{prefix}indexer.")
@@ -153,9 +162,11 @@ class LatentAttention:
 class MLALayer:
     """One decoder layer; adds its two blocks to the residual stream."""
 
-    def __init__(self, config: ModelConfig, source: WeightSource, index: int, mlp: MLP) -> None:
+    def __init__(
+        self, config: ModelConfig, source: WeightSource, index: int, mlp: MLP, tp: TensorParallel
+    ) -> None:
         self.index = index
-        self.attention = LatentAttention(config, source, index)
+        self.attention = LatentAttention(config, source, index, tp)
         self.mlp = mlp
         prefix, shape, eps = f"model.layers.{index}.", (config.hidden_size,), config.rms_norm_eps
         self.input_norm = RMSNorm(source.take(f"{prefix}input_layernorm.weight", shape), eps)
@@ -190,4 +201,5 @@ class MLAModel(DecoderModel):
 
     def make_layers(self, config: ModelConfig, source: WeightSource) -> Sequence[DecoderLayer]:
         layers = range(config.num_layers)
-        return [MLALayer(config, source, i, take_mlp(source, config, i)) for i in layers]
+        tp = self.tp
+        return [MLALayer(config, source, i, take_mlp(source, config, i, tp), tp) for i in layers]

@@ -11,4 +11,4 @@ from sglang.srt.models.qwen3 import Qwen3ForCausalLM
 
 class Qwen3MoeForCausalLM(Qwen3ForCausalLM):
     def make_mlp(self, config: ModelConfig, source: WeightSource, index: int) -> MLP:
-        return take_mlp(source, config, index)
+        return take_mlp(source, config, index, self.tp)

@@ -9,6 +9,7 @@ from typing import Final
 import torch
 
 from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.distributed.tensor_parallel import TensorParallel
 from sglang.srt.model_loader.weight_source import WeightSource
 from sglang.srt.models.decoder import DecoderModel
 from sglang.srt.models.deepseek import (
@@ -53,13 +54,17 @@ def build_model(
     dtype: torch.dtype,
     device: torch.device | str,
     max_positions: int,
+    tp: TensorParallel | None = None,
 ) -> DecoderModel:
-    """Build the target model. ``ModelConfig`` has refused unknown architectures already.
+    """Build the target model, or one rank's part of it. ``ModelConfig`` has refused unknown architectures
+    already.
 
     Raises:
         WeightError: the checkpoint's tensors are not those of the config.
+        ShardingError: it can't be split over so many ranks.
     """
-    return TARGETS[config.architecture](config, source, dtype, device, max_positions)
+    tp = tp or TensorParallel()
+    return TARGETS[config.architecture](config, source, dtype, device, max_positions, tp)
 
 
 def build_drafter(
@@ -70,7 +75,8 @@ def build_drafter(
     device: torch.device | str,
     max_positions: int,
 ) -> LlamaEagle3:
-    """Build the draft model of ``target``, whose embedding (and lm_head) it may share.
+    """Build the draft model of ``target``, whose embedding (and lm_head) it may share. It is split over the
+    same ranks.
 
     Raises:
         WeightError: the checkpoint's tensors are not those of the config.

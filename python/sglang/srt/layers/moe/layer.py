@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from sglang.srt.configs.moe_config import MoEConfig
+from sglang.srt.distributed.tensor_parallel import Join
 from sglang.srt.layers.linear import Linear
 from sglang.srt.layers.moe.experts import Experts
 from sglang.srt.layers.moe.router import route
@@ -28,6 +29,14 @@ class MLP(Protocol):
     def linears(self) -> Sequence[Linear]: ...
 
 
+class SharedMLP(MLP, Protocol):
+    """Experts that every token goes to."""
+
+    def part(self, normed: torch.Tensor) -> torch.Tensor:
+        """normed: [T, H] -> [T, H], what this rank adds to the sum of all."""
+        ...
+
+
 class MoE:
     """Router, experts, and the shared experts if there are any (an ``MLP`` that adds itself first)."""
 
@@ -37,9 +46,11 @@ class MoE:
         gate: torch.Tensor,  # [E, H] float32 at least: a router's choice must not hang on rounding
         bias: torch.Tensor | None,  # [E] float32 at least
         experts: Experts,
-        shared: MLP | None,
+        shared: SharedMLP | None,
         gate_bias: torch.Tensor | None = None,  # [E], of the logits; ``bias`` is of the scores to choose by
+        summing: Join | None = None,  # of the ranks' parts; None: there is one rank
     ) -> None:
+        self._summing = summing
         self.config = config
         self.gate = gate
         self.bias = bias
@@ -62,4 +73,7 @@ class MoE:
         logits = F.linear(normed.to(self.gate.dtype), self.gate, self.gate_bias)  # [T, E]
         weights, experts = route(logits, self.bias, self.config)
         routed = self.experts(normed, weights, experts).to(x.dtype)
+        if self._summing is not None:  # one sum over the ranks for all experts
+            mine = routed if self.shared is None else routed + self.shared.part(normed)
+            return x + self._summing(mine)
         return (x if self.shared is None else self.shared(x, norm)) + routed

@@ -1,0 +1,79 @@
+"""One rank of a model that is split over several, as its layers see it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from sglang.srt.distributed.collectives import Collectives, SingleRank
+from sglang.srt.distributed.shares import HeadSpans, Span, even_span, head_spans, padded_span
+
+Join = Callable[[torch.Tensor], torch.Tensor]
+"""From what one rank has computed to what all of them have."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorParallel:
+    """Handed to models and layers; with one rank nothing is split and nothing is sent.
+
+    Ranks compute the residual stream each for itself, so a reduction that rounds differently on two of
+    them would let it differ. What decides is therefore gathered: logits are computed by one rank each and
+    copied to all, so every rank chooses from the same bytes, in the target and in a drafter.
+    """
+
+    rank: int = 0
+    size: int = 1
+    collectives: Collectives = field(default_factory=SingleRank)
+    unit: int = 1  # sizes are split in multiples of this: groups of a quantised checkpoint
+
+    def in_units(self, unit: int) -> TensorParallel:
+        return replace(self, unit=unit)
+
+    # ---- what is this rank's
+
+    def span(self, total: int, what: str) -> Span:
+        """Of an MLP's inner size. ``what`` names it, should it be too small."""
+        return even_span(total, self.rank, self.size, self.unit if self.size > 1 else 1, what)
+
+    def heads(self, num_heads: int, num_kv_heads: int, where: str) -> HeadSpans:
+        return head_spans(num_heads, num_kv_heads, self.rank, self.size, where)
+
+    def rows(self, total: int) -> Span:
+        """Of a matrix whose product is joined again (``joining``)."""
+        return padded_span(total, self.rank, self.size)
+
+    def padded_rows(self, total: int) -> int:
+        """Rows that every rank must have, the missing ones of the last ranks included."""
+        return -(-total // self.size)
+
+    # ---- what ranks do together
+
+    @property
+    def summing(self) -> Join | None:
+        """Of parts of a sum; None: there is one rank."""
+        return self.sum if self.size > 1 else None
+
+    def joining(self, total: int) -> Join | None:
+        """Of ``rows(total)`` features; None: there is one rank."""
+        return (lambda x: self.join(x)[..., :total]) if self.size > 1 else None
+
+    def sum(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [...], used up -> the sum over the ranks."""
+        return self.collectives.all_reduce(x.contiguous())
+
+    def join(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [..., n] -> [..., size * n], the same on all ranks."""
+        parts = self.collectives.all_gather(x.contiguous())  # [size, ..., n]
+        return parts.movedim(0, -2).flatten(-2)
+
+    def least(self, value: int) -> int:
+        """The smallest that any rank has."""
+        own = torch.tensor([value], device=self.collectives.device)
+        return int(self.collectives.all_gather(own).min())
+
+    def first(self, value: float) -> float:
+        """The first rank's, for what ranks measure and must agree about."""
+        own = torch.tensor([value], dtype=torch.float64, device=self.collectives.device)
+        return float(self.collectives.all_gather(own)[0])
