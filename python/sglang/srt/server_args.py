@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from sglang.srt.configs.graph_args import attention_backend, check_graph_flags
+from sglang.srt.configs.graph_args import attention_backend, check_graph_flags, replaced_on_cpu
 from sglang.srt.configs.quant_args import QUANTIZATIONS
 from sglang.srt.configs.speculative_args import (
     Threshold,
@@ -173,10 +173,29 @@ class ServerArgs:
         "JSON file with the fastest kernel of every matrix product: read where it exists, completed by timing"
         " at the start, written (default: timed at every start)",
     )
-    tp_size: int = flag(1, int, "parallel", "only 1 works now", aliases=("--tp", "--tensor-parallel-size"))
+    tp_size: int = flag(
+        1,
+        int,
+        "parallel",
+        "processes that the model is split over, on a CPU (several GPUs do not work yet)",
+        aliases=("--tp", "--tensor-parallel-size"),
+    )
     dp_size: int = flag(1, int, "parallel", "only 1 works now", aliases=("--dp", "--data-parallel-size"))
     ep_size: int = flag(1, int, "parallel", "only 1 works now", aliases=("--ep", "--expert-parallel-size"))
     pp_size: int = flag(1, int, "parallel", "only 1 works now", aliases=("--pp", "--pipeline-parallel-size"))
+
+    disable_custom_all_reduce: bool = flag(
+        False,
+        bool,
+        "parallel",
+        "sums over processes by NCCL, on a CPU by Gloo: there is no other way here yet",
+    )
+    enable_flashinfer_allreduce_fusion: bool = flag(
+        False,
+        bool,
+        "parallel",
+        "FlashInfer's sums need several GPUs; the log says what is used instead",
+    )
 
     # ---- speculative decoding
     speculative_algorithm: str | None = flag(
@@ -267,8 +286,8 @@ class ServerArgs:
         """
         assert self.model_path is not None
         _check_ranges(self)
-        _check_one_device(self)
         device = self.device or ("cuda" if has_gpu() else "cpu")
+        _check_parallel(self, device)
         check_graph_flags(
             device,
             self.cuda_graph_max_bs,
@@ -304,6 +323,7 @@ def _with_number_threshold(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 # Beyond these a mistake is likelier than a wish: every slot has rows of state, every page is one piece.
+_MOST_RANKS = 64
 _MOST = {"max_running_requests": 8192, "page_size": 1024}
 
 
@@ -342,14 +362,19 @@ def _check_ranges(args: ServerArgs) -> None:
     need(0 <= args.port <= 65535, f"--port must be from 0 (any free one) to 65535, got {args.port}")
 
 
-def _check_one_device(args: ServerArgs) -> None:
-    for name in ("tp", "dp", "ep", "pp"):
+def _check_parallel(args: ServerArgs, device: str) -> None:
+    for name in ("dp", "ep", "pp"):
         size = getattr(args, f"{name}_size")
         if size != 1:
             raise ServerArgsError(
-                f"--{name}-size {size} is not supported yet: this server runs on one device;"
-                " use 1, or leave it out"
+                f"--{name}-size {size} is not supported yet: use 1, or leave it out; --tp-size splits a model"
             )
+    if not 1 <= args.tp_size <= _MOST_RANKS:
+        raise ServerArgsError(f"--tp-size must be from 1 to {_MOST_RANKS}, got {args.tp_size}")
+    if args.tp_size > 1 and device == "cuda":
+        raise ServerArgsError(
+            f"--tp-size {args.tp_size} is not supported on GPUs yet: use 1, leave it out, or add --device cpu"
+        )
 
 
 def _speculative_values(args: ServerArgs, architecture: str | None) -> dict[str, Any]:
@@ -392,6 +417,22 @@ def _refuse_without_algorithm(args: ServerArgs) -> None:
                 f"--{name.replace('_', '-')} needs a drafter: add --speculative-algorithm EAGLE3"
                 " --speculative-draft-model-path FOLDER, or leave it out"
             )
+
+
+def replacements(given: ServerArgs, resolved: ServerArgs) -> list[str]:
+    """A line for each flag that needs what is not here, with what is used instead."""
+    assert resolved.device is not None
+    lines = replaced_on_cpu(given.cuda_graph_max_bs, given.cuda_graph_bs, given.attention_backend)
+    lines = lines if resolved.device == "cpu" else []
+    way = "NCCL" if resolved.device == "cuda" else "Gloo, through the loopback interface"
+    sums = f"sums over the {given.tp_size} ranks are made by {way}"
+    if given.tp_size == 1:
+        sums = "there is one rank, and nothing to sum"
+    if given.disable_custom_all_reduce:
+        lines.append(f"--disable-custom-all-reduce: {sums}")
+    if given.enable_flashinfer_allreduce_fusion:
+        lines.append(f"--enable-flashinfer-allreduce-fusion: FlashInfer's need several GPUs; {sums}")
+    return lines
 
 
 def shape_warning(args: ServerArgs, architecture: str | None) -> str:

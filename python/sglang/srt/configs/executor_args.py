@@ -15,6 +15,7 @@ class ExecutorArgs:
     draft_quantization: str | None = None
     dtype: str = "auto"  # auto: float32 on a CPU, the checkpoint's elsewhere
     device: str = "cpu"  # or cuda
+    tp_size: int = 1  # ranks that the model is split over
     page_size: int = 1
     max_total_tokens: int | None = None  # KV tokens; None: as many as mem_fraction_static allows
     # On a CPU of the memory available after the weights, for KV; on CUDA of all, for weights, KV and graphs.

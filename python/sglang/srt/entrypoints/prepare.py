@@ -18,7 +18,7 @@ from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.configs.speculative_args import parse_algorithm
 from sglang.srt.managers.chat_templates import ChatTemplate, load_chat_template
 from sglang.srt.managers.mode_args import check_mode
-from sglang.srt.server_args import ServerArgs, shape_warning
+from sglang.srt.server_args import ServerArgs, replacements, shape_warning
 from sglang.srt.utils.flags import ServerArgsError
 from sglang.srt.utils.text_tokenizer import TextTokenizer, TokenizerError
 
@@ -60,7 +60,9 @@ def _prepare(given: ServerArgs) -> Prepared:
         logger.warning("%s", warning)
     if args.trust_remote_code:
         logger.info("--trust-remote-code: nothing to trust, code from a checkpoint is never run here")
-    args = args.resolve(model.architecture)
+    wanted, args = args, args.resolve(model.architecture)
+    for line in replacements(wanted, args):
+        logger.info("%s", line)
     if args.speculative_draft_model_path is not None and args.speculative_algorithm is not None:
         _check_drafter(args.speculative_draft_model_path, model.context_len)
     check_mode(args)

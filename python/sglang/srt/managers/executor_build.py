@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec
@@ -11,6 +12,8 @@ from importlib.util import find_spec
 import torch
 
 from sglang.srt.configs.executor_args import ExecutorArgs
+from sglang.srt.distributed.collectives import BACKENDS, file_store, open_collectives
+from sglang.srt.distributed.tensor_parallel import TensorParallel
 from sglang.srt.layers.attention.base import AttentionBackend
 from sglang.srt.layers.attention.mla_native import TorchNativeMLA
 from sglang.srt.layers.attention.torch_native import TorchNativeAttention
@@ -28,12 +31,14 @@ from sglang.srt.mem_cache.kv_pool import MHAKVPool
 from sglang.srt.mem_cache.mla_pool import MLAKVPool
 from sglang.srt.mem_cache.pool import KVPool
 from sglang.srt.model_executor.accept import TokenRewriter
+from sglang.srt.model_executor.agreement import CHECK_VARIABLE, Agreement
 from sglang.srt.model_executor.config import WorkerConfig
 from sglang.srt.model_executor.dry_run import prefill_tokens
 from sglang.srt.model_executor.in_process_executor import InProcessExecutor
 from sglang.srt.model_executor.measure_costs import (
     CPU_EFFORT,
     CUDA_EFFORT,
+    AgreedStopwatch,
     DeviceStopwatch,
     HostStopwatch,
     captured_order,
@@ -62,11 +67,38 @@ def build_executor(args: ExecutorArgs) -> InProcessExecutor:
         ModelConfigError, WeightError: a model folder that can't be used.
         OutOfMemoryError: no request fits in the memory given.
     """
-    return InProcessExecutor(lambda: _build_worker(args))
+    if args.tp_size != 1:
+        raise ExecutorArgsError(
+            f"--tp-size {args.tp_size} is for a server, which starts a process for each rank"
+        )
+    return InProcessExecutor(lambda: build_worker(args, TensorParallel()))
 
 
-def _build_worker(args: ExecutorArgs) -> tuple[Worker, ExecutorInfo]:
+def build_rank(args: ExecutorArgs, rank: int, meeting: str) -> InProcessExecutor:
+    """One rank of ``args.tp_size``, each in a process of its own. ``meeting``: a file that none has made yet.
+
+    Raises:
+        ShardingError: the model can't be split over so many ranks.
+        PeerLostError: another rank is gone.
+        And what ``build_executor`` raises.
+    """
+
+    def assemble() -> tuple[Worker, ExecutorInfo]:
+        store = file_store(meeting, args.tp_size)
+        collectives = open_collectives(BACKENDS[args.device], store, rank, args.tp_size)
+        return build_worker(args, TensorParallel(rank, args.tp_size, collectives))
+
+    return InProcessExecutor(assemble)
+
+
+def build_worker(args: ExecutorArgs, tp: TensorParallel) -> tuple[Worker, ExecutorInfo]:
+    """To be called by the thread that the worker will run in."""
     if args.device == "cuda":
+        if tp.size > 1:
+            raise ExecutorArgsError(
+                f"--tp-size {tp.size}: models split over several GPUs do not run here yet: use one,"
+                " or --device cpu"
+            )
         _need_packages()
         # Only here: a CPU server needs nothing of sgl_kernel.
         from sglang.srt.managers.executor_build_attention import check_backend
@@ -84,10 +116,10 @@ def _build_worker(args: ExecutorArgs) -> tuple[Worker, ExecutorInfo]:
                 " smaller steps (--chunked-prefill-size, --cuda-graph-max-bs, --speculative-capture-max-bs)"
                 " or a smaller model"
             ) from error
-        return worker, _info(worker, models, chunk, graphs, _costs(args, worker, graphs))
-    models = load_models(args, torch.device(args.device))
-    worker = _build_cpu(args, models)
-    return worker, _info(worker, models, CPU_CHUNK, (), _costs(args, worker, ()))
+        return worker, _info(worker, models, chunk, graphs, _costs(args, worker, graphs, tp))
+    models = load_models(args, torch.device(args.device), tp)
+    worker = _build_cpu(args, models, tp)
+    return worker, _info(worker, models, CPU_CHUNK, (), _costs(args, worker, (), tp))
 
 
 def _need_packages() -> None:
@@ -99,7 +131,9 @@ def _need_packages() -> None:
             )
 
 
-def _costs(args: ExecutorArgs, worker: Worker, graphs: tuple[GraphSet, ...]) -> tuple[StepCost, ...]:
+def _costs(
+    args: ExecutorArgs, worker: Worker, graphs: tuple[GraphSet, ...], tp: TensorParallel
+) -> tuple[StepCost, ...]:
     if not args.measure_costs:
         return ()
     config = worker.config
@@ -110,7 +144,12 @@ def _costs(args: ExecutorArgs, worker: Worker, graphs: tuple[GraphSet, ...]) -> 
     effort = CUDA_EFFORT if on_gpu else CPU_EFFORT
     if args.measure_costs_s is not None:
         effort = replace(effort, budget_s=args.measure_costs_s, repeats=2 * effort.repeats, patience_s=None)
-    return measure_costs(worker, keys, effort, DeviceStopwatch() if on_gpu else HostStopwatch())
+    watch = DeviceStopwatch() if on_gpu else HostStopwatch()
+    if tp.size == 1:
+        return measure_costs(worker, keys, effort, watch)
+    # What is measured decides what is measured next, and ranks must do the same.
+    agreed = AgreedStopwatch(watch, tp.first)
+    return measure_costs(worker, keys, effort, agreed, lambda: tp.first(time.perf_counter()))
 
 
 def _draft_lens(config: WorkerConfig, graphs: tuple[GraphSet, ...]) -> tuple[int, ...]:
@@ -168,12 +207,13 @@ def _simulated(models: LoadedModels) -> TokenRewriter | None:
         raise ExecutorArgsError(str(error)) from error
 
 
-def _build_cpu(args: ExecutorArgs, models: LoadedModels) -> Worker:
-    available = available_bytes(models.device)
+def _build_cpu(args: ExecutorArgs, models: LoadedModels, tp: TensorParallel) -> Worker:
+    available = available_bytes(models.device) // tp.size  # all ranks are on this host
     budget = page_budget(args, models, available, args.mem_fraction_static)
     budget = replace(budget, step_bytes=_step_bytes(args, models, int(available * args.mem_fraction_static)))
-    config = worker_config(args, models, budget.num_pages(), most_spec_rows=args.max_running_requests)
-    return _assemble(args, config, models)
+    num_pages = tp.least(budget.num_pages())
+    config = worker_config(args, models, num_pages, most_spec_rows=args.max_running_requests)
+    return _assemble(args, config, models, tp)
 
 
 def _step_bytes(args: ExecutorArgs, models: LoadedModels, kv_bytes: int) -> int:
@@ -192,7 +232,7 @@ def _step_bytes(args: ExecutorArgs, models: LoadedModels, kv_bytes: int) -> int:
     return step_bytes(models.target.config, drafter, sizes, models.dtype.itemsize)
 
 
-def _assemble(args: ExecutorArgs, config: WorkerConfig, models: LoadedModels) -> Worker:
+def _assemble(args: ExecutorArgs, config: WorkerConfig, models: LoadedModels, tp: TensorParallel) -> Worker:
     state = SlotState(config)
     sampler = Sampler(config.num_rows, config.vocab_size, config.device)
     if args.attention_backend != "torch_native":
@@ -213,7 +253,8 @@ def _assemble(args: ExecutorArgs, config: WorkerConfig, models: LoadedModels) ->
             models.drafter.aux_layers,
         )
     runner = StepRunner(state, sampler, models.target, pool, backend, drafter, _simulated(models))
-    return Worker(config, state, sampler, pools, drafter, runner)
+    agreement = Agreement(tp, state) if os.environ.get(CHECK_VARIABLE) == "1" else None
+    return Worker(config, state, sampler, pools, drafter, runner, agreement=agreement)
 
 
 def _backend(pool: KVPool, state: SlotState) -> AttentionBackend:

@@ -10,6 +10,7 @@ import torch
 from sglang.srt.configs.executor_args import ExecutorArgs
 from sglang.srt.configs.model_config import ModelConfig, ModelConfigError
 from sglang.srt.configs.quant_args import check_quantization
+from sglang.srt.distributed.tensor_parallel import TensorParallel
 from sglang.srt.mem_cache.kv_pool import MHAKVPool
 from sglang.srt.mem_cache.pool import CacheShape, KVPool
 from sglang.srt.model_executor.config import WorkerConfig, max_positions
@@ -59,7 +60,8 @@ class LoadedModels:
         return sum(shape.bytes_per_place(self.dtype) for shape in shapes)
 
 
-def load_models(args: ExecutorArgs, device: torch.device) -> LoadedModels:
+def load_models(args: ExecutorArgs, device: torch.device, tp: TensorParallel | None = None) -> LoadedModels:
+    """One rank's part of them; ``tp`` None: there is one rank."""
     spec = _spec_shape(args)
     config = ModelConfig.from_folder(args.model_path, args.context_length)
     check_quantization("--quantization", args.quantization, config.quant, args.model_path)
@@ -68,7 +70,7 @@ def load_models(args: ExecutorArgs, device: torch.device) -> LoadedModels:
     dtype = _dtype(args.dtype, config, device)
     positions = max_positions(config.context_len, spec)
     source = open_source(args.model_path, args.load_format, dtype, device, config.quant)
-    target = build_model(config, source, dtype, device, positions)
+    target = build_model(config, source, dtype, device, positions, tp)
     if spec is None:
         return LoadedModels(target, None, None, dtype, device)
     assert args.draft_model_path is not None

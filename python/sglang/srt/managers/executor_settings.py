@@ -29,6 +29,7 @@ def executor_args(args: ServerArgs) -> ExecutorArgs:
         draft_quantization=args.speculative_draft_model_quantization,
         dtype=args.dtype,
         device=args.device,
+        tp_size=args.tp_size,
         page_size=args.page_size,
         max_total_tokens=args.max_total_tokens,
         mem_fraction_static=args.mem_fraction_static or DEFAULT_MEM_FRACTION[args.device],

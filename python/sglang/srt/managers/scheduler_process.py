@@ -8,12 +8,17 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import zmq
 
-from sglang.srt.configs.model_config import ModelConfig, ModelConfigError
+from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.managers.executor_errors import is_for_user
 from sglang.srt.managers.executor_settings import DEFAULT_RUNNING_REQUESTS, executor_args
+from sglang.srt.managers.executor_start import start_executor
 from sglang.srt.managers.io_struct import Failed, Ready, TokenBatch, ToScheduler, encode, scheduler_decoder
 from sglang.srt.managers.metrics import MetricsSink, NullSink
 from sglang.srt.managers.mode_args import auto_controller
@@ -23,6 +28,7 @@ from sglang.srt.managers.state_answers import answer_states
 from sglang.srt.mem_cache.prefix_cache import NoCache
 from sglang.srt.mem_cache.radix_cache import RadixCache
 from sglang.srt.model_executor.executor import Executor
+from sglang.srt.model_executor.multi_process_executor import WorkerError
 from sglang.srt.model_executor.step_plan import ExecutorInfo
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.speculative.toggle import decide_by_threshold
@@ -96,13 +102,10 @@ def _metrics(args: ServerArgs) -> MetricsSink:
     return PrometheusSink(SinkLabels(model_name=args.served_model_name))
 
 
-def _build_executor(args: ServerArgs) -> Executor:
+def _build_executor(args: ServerArgs, on_failure: Callable[[str], None]) -> Executor:
     if args.device == "cuda" and not GPU_DEVICE_FILE.exists():
         raise ServerArgsError("--device cuda: there is no NVIDIA GPU here; use --device cpu, or leave it out")
-    # Only now: it imports torch, which takes seconds, and errors before it need not wait for that.
-    from sglang.srt.managers.executor_build import build_executor
-
-    return build_executor(executor_args(args))
+    return start_executor(executor_args(args), args.log_level, on_failure)
 
 
 def ready_info(info: ExecutorInfo) -> dict[str, int]:
@@ -124,7 +127,7 @@ def run(scheduler: Scheduler, receiver: Receiver[ToScheduler]) -> None:
 
 
 def serve(config: SchedulerProcessConfig, folder: Path, reply: Sender) -> None:
-    executor = _build_executor(config.args)
+    executor = _build_executor(config.args, lambda error: _end_with(error, folder))
     receiver = Receiver(endpoint(folder, "scheduler"), scheduler_decoder.decode)
     to_detokenizer = Sender(endpoint(folder, "detokenizer"), encode)
     scheduler = build_scheduler(config.args, executor, to_detokenizer, reply)
@@ -136,16 +139,18 @@ def serve(config: SchedulerProcessConfig, folder: Path, reply: Sender) -> None:
     run(scheduler, receiver)
 
 
-def _is_for_user(error: Exception) -> bool:
-    """Whether the error's message is written for the user, so that a traceback would only hide it."""
-    if isinstance(error, ServerArgsError | TokenizerError | ModelConfigError):
-        return True
-    # Only now: these import torch, which the errors above need not wait for.
-    from sglang.srt.managers.executor_build import ExecutorArgsError
-    from sglang.srt.model_executor.memory import OutOfMemoryError
-    from sglang.srt.model_loader.weight_source import WeightError
+def _end_with(error: str, folder: Path) -> None:
+    """Say so and end the process, from a thread of its own: the main one may be waiting for requests."""
+    context: zmq.Context[Any] = zmq.Context()
+    Sender(endpoint(folder, "tokenizer"), encode, context).send(Failed(NAME, error))
+    context.destroy(linger=1000)
+    os._exit(1)
 
-    return isinstance(error, ExecutorArgsError | OutOfMemoryError | WeightError)
+
+def _is_for_user(error: Exception) -> bool:
+    if isinstance(error, ServerArgsError | TokenizerError):
+        return True
+    return error.for_user if isinstance(error, WorkerError) else is_for_user(error)
 
 
 def main() -> int:

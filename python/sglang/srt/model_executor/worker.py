@@ -6,6 +6,7 @@ import torch
 
 from sglang.srt.mem_cache.pool import KVPool
 from sglang.srt.model_executor.accept import TokenRewriter
+from sglang.srt.model_executor.agreement import Agreement
 from sglang.srt.model_executor.config import WorkerConfig
 from sglang.srt.model_executor.drafter import Drafter
 from sglang.srt.model_executor.results import Executed, pack
@@ -28,6 +29,7 @@ class Worker:
         drafter: Drafter | None,
         runner: StepRunner,
         decode_steps: DecodeSteps | None = None,  # for plans without prefill; None: the runner takes all
+        agreement: Agreement | None = None,  # checked after every step
     ) -> None:
         self.config = config
         self.state = state
@@ -36,6 +38,7 @@ class Worker:
         self.drafter = drafter
         self._runner = runner
         self._decode_steps = decode_steps
+        self._agreement = agreement
 
     @property
     def simulated(self) -> TokenRewriter | None:
@@ -45,6 +48,12 @@ class Worker:
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> Executed | None:
         """Launch one plan; None for a plan without rows. Nothing is read back from the device."""
+        executed = self._execute(plan)
+        if self._agreement is not None:
+            self._agreement.check(plan.step_id)
+        return executed
+
+    def _execute(self, plan: StepPlan) -> Executed | None:
         self._check(plan)
         self.state.admit(plan.admissions)
         self.state.write_pages(plan.page_writes)

@@ -14,9 +14,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
@@ -39,13 +40,21 @@ class Child:
 # ---- in the parent
 
 
-def start_child(name: str, module: str, config: bytes, *, kill_with_parent: bool) -> Child:
-    """Run ``python -m module`` with ``config``; in the child, ``read_config`` returns it.
+def start_child(
+    name: str,
+    module: str,
+    config: bytes,
+    *,
+    kill_with_parent: bool,
+    environ: Mapping[str, str] = MappingProxyType({}),
+) -> Child:
+    """Run ``python -m module`` with ``config``; in the child, ``read_config`` returns it. ``environ``: added
+    to the environment.
 
     Every child notices that its parent is gone (``end_with_parent``). ``kill_with_parent`` has the system
     kill it too, for one that may be too busy to notice; it can't clean up then, so one other must.
     """
-    env = dict(os.environ)
+    env = {**os.environ, **environ}
     inherited = env.get("PYTHONPATH")
     env["PYTHONPATH"] = os.pathsep.join([str(_PACKAGE_PARENT), *([inherited] if inherited else [])])
     # A process group of its own: Ctrl-C reaches the parent alone, which decides what it means.

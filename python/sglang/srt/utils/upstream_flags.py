@@ -61,8 +61,8 @@ _HINTS: Final[dict[str, tuple[str, ...]]] = {
     _ONE_DEVICE: (
         "attn-dp-size", "enable-dp-attention", "enable-dp-lm-head", "load-balance-method", "nnodes",
         "node-rank", "dist-init-addr", "nccl-init-addr", "dist-timeout", "nccl-port", "moe-dense-tp-size",
-        "disable-custom-all-reduce", "enable-symm-mem", "enable-nccl-nvls", "enable-mscclpp",
-        "enable-flashinfer-allreduce-fusion", "base-gpu-id", "gpu-id-step", "enable-two-batch-overlap",
+        "enable-symm-mem", "enable-nccl-nvls", "enable-mscclpp",
+        "base-gpu-id", "gpu-id-step", "enable-two-batch-overlap",
         "moe-runner-backend", "moe-a2a-backend", "disable-shared-experts-fusion", "enable-ep-moe",
         "enable-deepep-moe", "deepep-mode", "deepep-config", "ep-num-redundant-experts",
         "ep-dispatch-algorithm", "init-expert-location", "enable-eplb", "eplb-algorithm",
