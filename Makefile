@@ -4,6 +4,7 @@ VENV ?= .venv
 PYTHON ?=
 ARGS ?=
 PYTEST_ARGS ?=
+PYTEST_WORKERS ?= logical
 
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
@@ -29,7 +30,7 @@ demo: $(DEV) model  ## serve, drive 1 to 16 to 1 streams, show the mode of the s
 test: $(DEV) model  ## lint, types, and the test suite for the CPU
 	$(PY) -m ruff check .
 	$(PY) -m mypy $(CHECKED)
-	$(PY) -m pytest $(PYTEST_ARGS)
+	$(PY) -m pytest -n $(PYTEST_WORKERS) --maxprocesses 4 --dist loadfile $(PYTEST_ARGS)
 
 test-long: $(DEV) model  ## the tests that take minutes
 	$(PY) -m pytest -m "long and not gpu" $(PYTEST_ARGS)

@@ -47,6 +47,7 @@ EXTRAS_REQUIRE = {
         "mypy>=1.15,<3",
         "pytest>=8,<10",
         "pytest-timeout>=2.3,<3",
+        "pytest-xdist>=3.6,<4",
         "ruff>=0.11,<1",
     ],
 }
