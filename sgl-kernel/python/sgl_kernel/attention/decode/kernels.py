@@ -13,7 +13,7 @@ from sgl_kernel.common.kernels import begin_dependent
 
 
 @triton.jit
-def _places(pages, n, end, base, row, scratch_cap, PAGE: tl.constexpr, SCRATCH: tl.constexpr):
+def row_places(pages, n, end, base, row, scratch_cap, PAGE: tl.constexpr, SCRATCH: tl.constexpr):
     """Pool places of positions n of a row; scratch place s of the row is -1 - (row * cap + s)."""
     last = end
     if SCRATCH:
@@ -34,7 +34,7 @@ def _offset(place, scratch_offset, STRIDE: tl.constexpr, SCRATCH: tl.constexpr):
 
 
 @triton.jit
-def _seen(n, end, base, query, low, high, CAUSAL: tl.constexpr, WORDS: tl.constexpr):
+def seen_by(n, end, base, query, low, high, CAUSAL: tl.constexpr, WORDS: tl.constexpr):
     """[BM, BN]: which positions each tile row sees."""
     seen = (n < end)[None, :]
     if CAUSAL:
@@ -70,11 +70,11 @@ def _attend_chunk(
     for n0 in tl.range(begin, end, BN, num_stages=STAGES):
         n = n0 + nn
         at = _offset(place, scratch_offset, STRIDE, SCRATCH)[:, None] + d[None, :]
-        place = _places(pages, n + BN, end, base, row, scratch_cap, PAGE, SCRATCH)
+        place = row_places(pages, n + BN, end, base, row, scratch_cap, PAGE, SCRATCH)
         there = (n < end)[:, None] & (d < D)[None, :]
         keys = tl.load(heads_kv + at, mask=there, other=0.0).to(CT)
         scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
-        scores = tl.where(_seen(n, end, base, query, low, high, CAUSAL, WORDS), scores, float("-inf"))
+        scores = tl.where(seen_by(n, end, base, query, low, high, CAUSAL, WORDS), scores, float("-inf"))
         new_top = tl.maximum(top, tl.max(scores, 1))
         weights = tl.exp2(scores - new_top[:, None])
         mine = tl.exp2(top - new_top)
@@ -115,7 +115,7 @@ def decode_kernel(
     end = tl.minimum(planned_end, base + EXTRA)  # a plan may have been made for longer rows
     pages = page_table + slot.to(tl.int64) * table_stride
     # Up to the plan's end: the first places are on their way before ``base`` is here.
-    place = _places(pages, begin + tl.arange(0, BN), planned_end, base, row, scratch_cap, PAGE, SCRATCH)
+    place = row_places(pages, begin + tl.arange(0, BN), planned_end, base, row, scratch_cap, PAGE, SCRATCH)
 
     M: tl.constexpr = Q * G
     m = tl.program_id(1) * BM + tl.arange(0, BM)

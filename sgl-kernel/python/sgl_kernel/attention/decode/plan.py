@@ -103,15 +103,18 @@ class DecodeWorkspace:
         self.device = device
         self.info = info or device_info(device)
         self.pdl = pdl
-        self._kv_itemsize = kv_itemsize
+        self.kv_itemsize = kv_itemsize
         self._config = config
         self._buffers: dict[str, torch.Tensor] = {}
         self._outgrown: list[torch.Tensor] = []
 
     def config(self, query_len: int) -> DecodeConfig:
+        return self._config or self.usual_config(query_len)
+
+    def usual_config(self, query_len: int) -> DecodeConfig:
         shape = self.shape
-        return self._config or decode_config(
-            self.info.arch, query_len * shape.group, shape.head_dim, self._kv_itemsize, shape.page_size
+        return decode_config(
+            self.info.arch, query_len * shape.group, shape.head_dim, self.kv_itemsize, shape.page_size
         )
 
     def sizes(self, num_rows: int, query_len: int) -> tuple[int, int]:

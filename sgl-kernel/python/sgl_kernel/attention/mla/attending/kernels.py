@@ -1,0 +1,105 @@
+"""One layer's latent attention in Triton, by a plan of ``attention.decode``.
+
+Rows of a tile are (query, head) pairs: all heads share one key of R + r numbers, whose first R are the value.
+So a block of the cache is loaded once and multiplied twice.
+"""
+
+import triton
+import triton.language as tl
+
+from sgl_kernel.attention.decode.kernels import row_places, seen_by
+from sgl_kernel.attention.decode.merging.kernels import merge_levels
+from sgl_kernel.attention.decode.planning.kernels import ITEM_FIELDS
+from sgl_kernel.common.kernels import begin_dependent
+
+
+@triton.jit
+def _attend_chunk(
+    queries, ropes, latents, pages, place, begin, end, base, query, low, high, scale, rope_scale, d, r,
+    R: tl.constexpr, ROPE: tl.constexpr, PAGE: tl.constexpr, CAUSAL: tl.constexpr, WORDS: tl.constexpr,
+    BN: tl.constexpr, STAGES: tl.constexpr, CT: tl.constexpr,
+):  # fmt: skip
+    """Attend places begin … end - 1. queries: [BM, BD]; ropes: [BM, BR]; place: [BN], of the first block."""
+    BM: tl.constexpr = queries.shape[0]
+    nn = tl.arange(0, BN)
+    top = tl.full([BM], -1e30, tl.float32)
+    norm = tl.zeros([BM], tl.float32)
+    acc = tl.zeros([BM, d.shape[0]], tl.float32)
+    for n0 in tl.range(begin, end, BN, num_stages=STAGES):
+        n = n0 + nn
+        rows = latents + (place.to(tl.int64) * (R + ROPE))[:, None]
+        place = row_places(pages, n + BN, end, base, 0, 0, PAGE, False)
+        there = (n < end)[:, None]
+        keys = tl.load(rows + d[None, :], mask=there & (d < R)[None, :], other=0.0).to(CT)
+        turned = tl.load(rows + R + r[None, :], mask=there & (r < ROPE)[None, :], other=0.0).to(CT)
+        scores = tl.dot(ropes, tl.trans(turned), input_precision="ieee") * rope_scale
+        scores += tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
+        scores = tl.where(seen_by(n, end, base, query, low, high, CAUSAL, WORDS), scores, float("-inf"))
+        new_top = tl.maximum(top, tl.max(scores, 1))
+        weights = tl.exp2(scores - new_top[:, None])
+        mine = tl.exp2(top - new_top)
+        norm = norm * mine + tl.sum(weights, 1)
+        acc = tl.dot(weights.to(CT), keys, acc * mine[:, None], input_precision="ieee")
+        top = new_top
+    return acc, top, norm
+
+
+@triton.jit
+def latent_kernel(
+    q, out, latents, items, base_lens, bits, page_table, kv_scale, partial, sums, counters,
+    scale, q_stride, table_stride, num_partials,
+    Q: tl.constexpr, HEADS: tl.constexpr, R: tl.constexpr, ROPE: tl.constexpr, PAGE: tl.constexpr,
+    EXTRA: tl.constexpr, CAUSAL: tl.constexpr, WORDS: tl.constexpr, SCALED: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr, STAGES: tl.constexpr, FAN_IN: tl.constexpr,
+    AT_ONCE: tl.constexpr, CT: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Program (b, i) attends tile rows b * BM … of item i. The last one of a row merges."""
+    begin_dependent(PDL)
+    fields = items + tl.program_id(1) * ITEM_FIELDS
+    row = tl.load(fields)
+    begin = tl.load(fields + 2)
+    planned_end = tl.load(fields + 3)
+    slot = tl.load(fields + 4)
+    if row < 0:
+        return
+    base = tl.load(base_lens + row).to(tl.int32)
+    end = tl.minimum(planned_end, base + EXTRA)  # a plan may have been made for longer rows
+    pages = page_table + slot.to(tl.int64) * table_stride
+    place = row_places(pages, begin + tl.arange(0, BN), planned_end, base, 0, 0, PAGE, False)
+
+    M: tl.constexpr = Q * HEADS
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    query = m // HEADS
+    d = tl.arange(0, BD)
+    r = tl.arange(0, BR)
+    token = row * Q + query
+    q_rows = q + token.to(tl.int64)[:, None] * q_stride + ((m % HEADS) * (R + ROPE))[:, None]
+    inside = (m < M)[:, None] & (d < R)[None, :]
+    queries = tl.load(q_rows + d[None, :], mask=inside, other=0.0).to(CT)
+    ropes = tl.load(q_rows + R + r[None, :], mask=(m < M)[:, None] & (r < ROPE)[None, :], other=0.0).to(CT)
+    low = tl.zeros([BM], tl.int64)
+    high = low
+    if WORDS > 0:
+        low = tl.load(bits + token * WORDS, mask=m < M, other=0)
+    if WORDS > 1:
+        high = tl.load(bits + token * WORDS + 1, mask=m < M, other=0)
+    rope_scale = scale
+    value_scale = 1.0
+    if SCALED:
+        value_scale = tl.load(kv_scale)
+        rope_scale = scale * tl.load(kv_scale + 1)
+        scale *= value_scale
+
+    acc, top, norm = _attend_chunk(
+        queries, ropes, latents, pages, place, begin, end, base, query, low, high, scale, rope_scale, d, r,
+        R, ROPE, PAGE, CAUSAL, WORDS, BN, STAGES, CT,
+    )  # fmt: skip
+    acc, norm, complete = merge_levels(
+        partial, sums, counters + tl.program_id(0) * num_partials, fields, acc, top, norm, m, d, M, R,
+        FAN_IN, AT_ONCE,
+    )  # fmt: skip
+    if complete:
+        # A row that sees nothing (padding) has a norm of 0 and gives 0.
+        result = acc * (value_scale / tl.where(norm == 0.0, 1.0, norm))[:, None]
+        out_at = (token.to(tl.int64) * HEADS + m % HEADS)[:, None] * R + d[None, :]
+        tl.store(out + out_at, result.to(out.dtype.element_ty), mask=inside)

@@ -1,0 +1,68 @@
+"""Launch constants of experts' products, by what they depend on, with the reasons.
+
+None is measured yet (``benchmark/moe/moe_speed.py --sweep`` does it); they are chosen from compiled shared
+memory and registers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sgl_kernel._dispatch import DeviceInfo
+from sgl_kernel.moe.weights import ExpertMatrix, Format
+
+
+@dataclass(frozen=True, slots=True)
+class ProductConfig:
+    block_n: int  # rows of the matrix a program takes; of gate and of up each
+    width: int  # words a pass (columns, for plain weights)
+    split: int  # programs that share the columns of such rows
+    num_warps: int
+    num_stages: int  # num_stages - 1 tiles of weights are in flight
+    pairs: bool  # unpack two weights an instruction
+
+    def chunk(self, matrix: ExpertMatrix) -> int:
+        """Columns that a program goes through, whole passes."""
+        step = self.width * (1 if matrix.format is Format.PLAIN else 8)
+        return -(-matrix.columns // (self.split * step)) * step
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsConfig:
+    block_m: int  # tokens of one expert that a program multiplies
+    gate_up: ProductConfig
+    down: ProductConfig
+
+
+def experts_config(
+    info: DeviceInfo, num_tokens: int, top_k: int, gate_up: ExpertMatrix, down: ExpertMatrix
+) -> ExpertsConfig:
+    # An expert is hit by no token twice: with a tile for all tokens its weights are read once.
+    block_m = 16 if num_tokens <= 16 else 32 if num_tokens <= 32 else 64
+    blocks = min(num_tokens * top_k, gate_up.num_experts)
+    return ExpertsConfig(
+        block_m, _product(info, block_m, blocks, gate_up, 2), _product(info, block_m, blocks, down, 1)
+    )
+
+
+def _product(
+    info: DeviceInfo, block_m: int, blocks: int, matrix: ExpertMatrix, matrices: int
+) -> ProductConfig:
+    is_plain = matrix.format is Format.PLAIN
+    # 128 bytes of a row a pass: a line of the memory.
+    width = 64 if is_plain else 32
+    while not is_plain and width > 4 and 8 * width > matrix.columns:
+        width //= 2
+    block_n = 64 // matrices
+    programs = blocks * -(-matrix.rows // (matrices * block_n))
+    passes = -(-matrix.columns // (width * (1 if is_plain else 8)))
+    # Four programs a SM keep enough in flight; what is split must be merged, so no more than that.
+    split = max(1, min(8, 4 * info.num_sms // max(programs, 1), passes // 2))
+    return ProductConfig(
+        block_n=block_n,
+        width=width,
+        split=split,
+        num_warps=4,
+        num_stages=3,
+        pairs=not is_plain and matrix.scale is not None and info.arch >= 80,
+    )

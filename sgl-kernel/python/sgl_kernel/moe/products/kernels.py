@@ -1,0 +1,188 @@
+"""Products of the tokens of one expert with its matrix: gate and up with their activation, and down.
+
+A program takes a block of pairs (at most BM tokens of one expert) and BN rows of the matrix (of gate and of
+up if GATED), and goes through the columns; of packed words WORDS a pass. So a word is read once for a block.
+"""
+
+import triton
+import triton.language as tl
+
+from sgl_kernel.common.kernels import arrive, begin_dependent
+from sgl_kernel.moe.routing.kernels import BLOCK_FIELDS
+from sgl_kernel.moe.unpacking.kernels import INT4, unpack
+
+
+@triton.jit
+def _tile(of_rows, at, columns, EVEN: tl.constexpr):
+    """of_rows: [N, 1] pointers; at: [W]. Zeros past the columns."""
+    if EVEN:
+        return tl.load(of_rows + at[None, :])
+    return tl.load(of_rows + at[None, :], mask=(at < columns)[None, :], other=0.0)
+
+
+@triton.jit
+def _plain(
+    acc, acc_up, gate, ups, x_rows, inside, begin, end,
+    K: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr, GATED: tl.constexpr, STAGES: tl.constexpr,
+    CT: tl.constexpr,
+):  # fmt: skip
+    at = tl.arange(0, BK)
+    for k in tl.range(begin, end, BK, num_stages=STAGES):
+        there = inside & (k + at < K)[None, :]
+        v = tl.trans(tl.load(x_rows + (k + at)[None, :], mask=there, other=0.0).to(CT))
+        acc = tl.dot(_tile(gate, k + at, K, EVEN).to(CT), v, acc, input_precision="ieee")
+        if GATED:
+            acc_up = tl.dot(_tile(ups, k + at, K, EVEN).to(CT), v, acc_up, input_precision="ieee")
+    return acc, acc_up
+
+
+@triton.jit
+def _unpacked(
+    words, scales, k, K: tl.constexpr, FORMAT: tl.constexpr, WORDS: tl.constexpr, EVEN: tl.constexpr,
+    CT: tl.constexpr, PAIRS: tl.constexpr,
+):  # fmt: skip
+    """Eight tiles [BN, WORDS] of weights, of columns k … k + 8 * WORDS - 1."""
+    PER: tl.constexpr = 4 if FORMAT == INT4 else 2  # words that a scale serves
+    GROUPS: tl.constexpr = WORDS // PER
+    packed = _tile(words, k // 8 + tl.arange(0, WORDS), K // 8, EVEN)
+    scale = _tile(scales, k // (8 * PER) + tl.arange(0, GROUPS), K // (8 * PER), EVEN)
+    BN: tl.constexpr = scale.shape[0]
+    scale = tl.broadcast_to(scale[:, :, None], [BN, GROUPS, PER]).reshape([BN, WORDS])
+    return unpack(packed, scale, FORMAT, CT, PAIRS)
+
+
+@triton.jit
+def _packed(
+    acc, acc_up, gate, ups, gate_scale, up_scale, x_rows, inside, begin, end,
+    K: tl.constexpr, FORMAT: tl.constexpr, WORDS: tl.constexpr, EVEN: tl.constexpr, GATED: tl.constexpr,
+    STAGES: tl.constexpr, CT: tl.constexpr, PAIRS: tl.constexpr,
+):  # fmt: skip
+    """x_rows: columns in the order of ``unpack``, zeros past the last one."""
+    at = tl.arange(0, WORDS)
+    for k in tl.range(begin, end, 8 * WORDS, num_stages=STAGES):
+        tiles = _unpacked(gate, gate_scale, k, K, FORMAT, WORDS, EVEN, CT, PAIRS)
+        tiles_up = tiles
+        if GATED:
+            tiles_up = _unpacked(ups, up_scale, k, K, FORMAT, WORDS, EVEN, CT, PAIRS)
+        for i in tl.static_range(8):
+            v = tl.trans(tl.load(x_rows + (k + i * WORDS + at)[None, :], mask=inside, other=0.0).to(CT))
+            acc = tl.dot(tiles[i], v, acc, input_precision="ieee")
+            if GATED:
+                acc_up = tl.dot(tiles_up[i], v, acc_up, input_precision="ieee")
+    return acc, acc_up
+
+
+@triton.jit
+def _merge_splits(
+    part, counter, acc, acc_up, row, n, inside, num_pairs, N, SPLIT: tl.constexpr, GATED: tl.constexpr
+):
+    """Whoever comes last has the sums of all splits, added in their order: the same bits at every run.
+
+    acc, acc_up: [BN, BM]; row: [BM], n: [BN].
+    """
+    WIDTH = N * 2 if GATED else N
+    at = row.to(tl.int64)[None, :] * WIDTH + n[:, None]
+    target = part + tl.program_id(2).to(tl.int64) * num_pairs * WIDTH + at
+    tl.store(target, acc, mask=inside)
+    if GATED:
+        tl.store(target + N, acc_up, mask=inside)
+    last = arrive(counter, SPLIT)
+    if last:
+        acc, acc_up = tl.zeros_like(acc), tl.zeros_like(acc_up)
+        for other in tl.static_range(SPLIT):
+            source = part + other * num_pairs.to(tl.int64) * WIDTH + at
+            acc += tl.load(source, mask=inside, other=0.0, cache_modifier=".cg")
+            if GATED:
+                acc_up += tl.load(source + N, mask=inside, other=0.0, cache_modifier=".cg")
+    return acc, acc_up, last
+
+
+@triton.jit
+def _packed_order(n, WORDS: tl.constexpr):
+    """Where columns n lie for a product of packed words, WORDS a pass; 0: where they are."""
+    at = n
+    if WORDS > 0:
+        within = n % (8 * WORDS)
+        at = n - within + (within % 8) * WORDS + within // 8
+    return at
+
+
+@triton.jit(do_not_specialize=["num_pairs"])
+def expert_kernel(
+    x,  # rows by token if GATED, by place otherwise; in the order of packed words for packed weights
+    w,  # [E, N, K] or [E, N, K / 8]; 2 * N rows if GATED, those of the gate first
+    scale,  # [E, rows, groups]
+    global_scale,  # [E, 1 or 2] if HAS_GLOBAL
+    blocks,  # [pairs, 2]
+    order,  # [pairs]
+    out,  # GATED: [pairs, OUT_WIDTH] by place, else [pairs, N] by pair
+    part,  # [SPLIT, pairs, rows] float32 if SPLIT > 1
+    counters,  # [pairs, tiles] int32 if SPLIT > 1: zeros, and zeros again afterwards
+    num_pairs,
+    x_stride,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    TOP_K: tl.constexpr,
+    OUT_WIDTH: tl.constexpr,
+    OUT_WORDS: tl.constexpr,  # columns of ``out`` are put in the order of packed words; 0: they are left
+    FORMAT: tl.constexpr,
+    PARTS: tl.constexpr,  # scales of a whole matrix: 0, 1 or 2
+    GATED: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    WORDS: tl.constexpr,  # PLAIN: columns a pass
+    CHUNK: tl.constexpr,  # columns that a split takes
+    SPLIT: tl.constexpr,
+    STAGES: tl.constexpr,
+    PAIRS: tl.constexpr,
+    CT: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    begin_dependent(PDL)
+    place = tl.program_id(1)
+    expert = tl.load(blocks + place * BLOCK_FIELDS)
+    if expert < 0:
+        return
+    count = tl.load(blocks + place * BLOCK_FIELDS + 1)
+    m = tl.arange(0, BM)
+    inside = m < count
+    pair = tl.load(order + place + m, mask=inside, other=0)
+    x_rows = x + (pair // TOP_K if GATED else place + m).to(tl.int64)[:, None] * x_stride
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    # Rows past the last one read one that is there, and are not stored.
+    row = expert.to(tl.int64) * (2 * N if GATED else N) + tl.minimum(n, N - 1)
+    begin = tl.program_id(2) * CHUNK
+    end = tl.minimum(begin + CHUNK, K)
+    acc = tl.zeros([BN, BM], tl.float32)
+    acc_up = tl.zeros([BN, BM], tl.float32)
+    if FORMAT == 0:
+        gate = w + row[:, None] * K
+        acc, acc_up = _plain(
+            acc, acc_up, gate, gate + N * K, x_rows, inside[:, None], begin, end, K, WORDS, K % WORDS == 0,
+            GATED, STAGES, CT,
+        )  # fmt: skip
+    else:
+        GROUPS: tl.constexpr = K // (32 if FORMAT == INT4 else 16)
+        gate = w + row[:, None] * (K // 8)
+        gate_scale = scale + row[:, None] * GROUPS
+        acc, acc_up = _packed(
+            acc, acc_up, gate, gate + N * (K // 8), gate_scale, gate_scale + N * GROUPS, x_rows,
+            inside[:, None], begin, end, K, FORMAT, WORDS, K % (8 * WORDS) == 0, GATED, STAGES, CT, PAIRS,
+        )  # fmt: skip
+    within = (n < N)[:, None] & inside[None, :]
+    complete = True
+    if SPLIT > 1:
+        counter = counters + place * tl.num_programs(0) + tl.program_id(0)
+        acc, acc_up, complete = _merge_splits(
+            part, counter, acc, acc_up, place + m, n, within, num_pairs, N, SPLIT, GATED
+        )
+    if complete:
+        if PARTS > 0:
+            acc *= tl.load(global_scale + expert * PARTS)
+        if GATED:
+            if PARTS > 0:
+                acc_up *= tl.load(global_scale + expert * PARTS + PARTS - 1)
+            acc = acc / (1.0 + tl.exp(-acc)) * acc_up
+        column = _packed_order(n, OUT_WORDS)
+        target = out + (place + m if GATED else pair).to(tl.int64)[None, :] * OUT_WIDTH + column[:, None]
+        tl.store(target, acc.to(out.dtype.element_ty), mask=within)

@@ -1,0 +1,64 @@
+"""Which program multiplies which tokens with which expert."""
+
+import triton
+import triton.language as tl
+
+from sgl_kernel.common.kernels import begin_dependent
+
+# expert (-1: nothing to do), pairs
+BLOCK_FIELDS = tl.constexpr(2)
+# More than any expert's number: where pairs without one are sorted.
+_NOWHERE = tl.constexpr(1 << 30)
+
+
+@triton.jit
+def _interleaved(row, out, length, COLUMNS: tl.constexpr, WORDS: tl.constexpr, BLOCK: tl.constexpr):
+    """Columns of ``row`` in the order in which packed words give them: see ``products.kernels``."""
+    for begin in range(0, length, BLOCK):
+        at = begin + tl.arange(0, BLOCK)
+        within = at % (8 * WORDS)
+        column = at - within + (within % WORDS) * 8 + within // WORDS
+        value = tl.load(row + column, mask=column < COLUMNS, other=0.0)
+        tl.store(out + at, value, mask=at < length)
+
+
+@triton.jit(do_not_specialize=["num_pairs"])
+def route_kernel(
+    experts, blocks, order, x, ordered, num_pairs, x_stride, ordered_stride,
+    TOP_K: tl.constexpr, SLOTS: tl.constexpr, BM: tl.constexpr, CHUNK: tl.constexpr, COLUMNS: tl.constexpr,
+    WORDS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Program t finds where its token's TOP_K pairs lie among all pairs sorted by expert, without sorting.
+
+    A pair's place is the number of pairs before it. Where a run of BM pairs of one expert begins, there is a
+    block of work; at the other places there is none. So a launch has as many blocks as there are pairs.
+    WORDS: copy the token's row of x as well, in the order of packed words; 0: leave it.
+    """
+    begin_dependent(PDL)
+    token = tl.program_id(0)
+    slot = tl.arange(0, SLOTS)
+    own = token * TOP_K + slot
+    mine = tl.load(experts + own, mask=slot < TOP_K, other=-1).to(tl.int32)
+    key = tl.where(mine < 0, _NOWHERE, mine)
+    before = tl.zeros([SLOTS], tl.int32)  # pairs of smaller experts
+    earlier = tl.zeros([SLOTS], tl.int32)  # of the same one, ahead of this
+    same = tl.zeros([SLOTS], tl.int32)
+    for begin in range(0, num_pairs, CHUNK):
+        pair = begin + tl.arange(0, CHUNK)
+        theirs = tl.load(experts + pair, mask=pair < num_pairs, other=_NOWHERE).to(tl.int32)
+        theirs = tl.where(theirs < 0, _NOWHERE, theirs)[None, :]
+        there = (pair < num_pairs)[None, :]
+        is_same = there & (theirs == key[:, None])
+        before += tl.sum((there & (theirs < key[:, None])).to(tl.int32), 1)
+        same += tl.sum(is_same.to(tl.int32), 1)
+        earlier += tl.sum((is_same & (pair[None, :] < own[:, None])).to(tl.int32), 1)
+    place = before + earlier
+    begins = (earlier % BM == 0) & (mine >= 0)
+    here = slot < TOP_K
+    tl.store(order + place, own, mask=here)
+    tl.store(blocks + place * BLOCK_FIELDS, tl.where(begins, mine, -1), mask=here)
+    tl.store(blocks + place * BLOCK_FIELDS + 1, tl.minimum(same - earlier, BM), mask=here)
+    if WORDS > 0:
+        row = token.to(tl.int64)
+        target = ordered + row * ordered_stride
+        _interleaved(x + row * x_stride, target, ordered_stride, COLUMNS, WORDS, BLOCK)

@@ -1,0 +1,35 @@
+"""Random experts in every format."""
+
+from __future__ import annotations
+
+import torch
+
+from sgl_kernel.moe.weights import GROUP, ExpertMatrix, Format
+
+
+def random_matrix(
+    form: Format, num_experts: int, rows: int, columns: int, seed: int, parts: int = 1
+) -> ExpertMatrix:
+    """float32 where it is plain; int4 scales are bfloat16. ``parts``: NVFP4's scales of a matrix."""
+    generator = torch.Generator().manual_seed(seed)
+    size = (num_experts, rows, columns)
+    if form is Format.PLAIN:
+        return ExpertMatrix(form, torch.randn(size, generator=generator))
+    words = torch.randint(-(2**31), 2**31, (*size[:2], columns // 8), generator=generator).to(torch.int32)
+    scale = torch.rand(*size[:2], columns // GROUP[form], generator=generator) + 0.2
+    if form is Format.INT4:
+        return ExpertMatrix(form, words, (scale * 0.2).bfloat16())
+    whole = torch.rand(num_experts, parts, generator=generator) + 0.5
+    return ExpertMatrix(form, words, scale.to(torch.float8_e4m3fn), whole)
+
+
+def meta_matrix(form: Format, num_experts: int, rows: int, columns: int, parts: int = 1) -> ExpertMatrix:
+    """Of a real size, without memory."""
+    size = (num_experts, rows, columns)
+    if form is Format.PLAIN:
+        return ExpertMatrix(form, torch.empty(size, dtype=torch.bfloat16, device="meta"))
+    words = torch.empty(*size[:2], columns // 8, dtype=torch.int32, device="meta")
+    dtype = torch.bfloat16 if form is Format.INT4 else torch.float8_e4m3fn
+    scale = torch.empty(*size[:2], columns // GROUP[form], dtype=dtype, device="meta")
+    whole = torch.empty(num_experts, parts, device="meta") if form is Format.NVFP4 else None
+    return ExpertMatrix(form, words, scale, whole)

@@ -1,0 +1,67 @@
+"""The benchmarks of experts and of latent attention: they run without a GPU, and find out wrong results."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+from benchmark.attention import mla_speed
+from benchmark.moe import moe_speed
+from sgl_kernel.moe.weights import Format
+
+
+def records(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+
+
+@pytest.mark.parametrize("form", [form.value for form in Format])
+def test_experts(form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out.jsonl"
+    moe_speed.main(["--tiny", "--tokens", "1", "3", "--format", form, "--out", str(out)])
+    printed = records(capsys.readouterr().out)
+    assert [line["tokens"] for line in printed] == [1, 3] and printed[0]["hit"] == 2
+    assert len(records(out.read_text())) == 2
+
+
+def test_wrong_experts_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moe_speed, "fused_experts", lambda x, *_, **__: torch.ones_like(x))
+    with pytest.raises(AssertionError, match="relative error"):
+        moe_speed.main(["--tiny", "--tokens", "2"])
+
+
+def test_bytes_of_an_expert() -> None:
+    """Kimi-K2.5 on one of 8 ranks: 3 * 7168 * 256 weights of 4 bits, and a bfloat16 for 32 of them."""
+    kimi = moe_speed.MODELS["kimi"]
+    layer = moe_speed.make_layer(Format.INT4, kimi, 8, torch.device("meta"))
+    assert layer.bytes_per_expert == 3 * 7168 * 256 * 9 // 16
+
+
+def test_latent_attention(capsys: pytest.CaptureFixture[str]) -> None:
+    mla_speed.main(["--tiny", "--heads", "2", "--queries", "1", "3"])
+    printed = records(capsys.readouterr().out)
+    assert {(line["shape"], line["queries"]) for line in printed} == {
+        (shape, queries) for shape in mla_speed.TINY for queries in (1, 3)
+    }
+
+
+def test_wrong_attention_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def zeros(q: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
+        return q.new_zeros(*q.shape[:2], mla_speed.R)
+
+    monkeypatch.setattr(mla_speed, "latent_attention", zeros)
+    with pytest.raises(AssertionError):
+        mla_speed.main(["--tiny", "--heads", "2"])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
+@pytest.mark.parametrize("main", [moe_speed.main, mla_speed.main])
+def test_no_gpu_is_said(main: Any) -> None:
+    with pytest.raises(SystemExit, match="--tiny"):
+        main([])

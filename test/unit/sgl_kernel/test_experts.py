@@ -1,0 +1,238 @@
+"""Experts: formats against their definitions, kernels against references, compiled at real shapes."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="kernels need triton")
+
+from helpers.expert_matrices import meta_matrix, random_matrix
+from helpers.ptx_pairs import run_pairs
+
+from sgl_kernel._dispatch import H200, RTX_PRO_6000, DeviceInfo
+from sgl_kernel.launch import Launch
+from sgl_kernel.moe.config import ExpertsConfig, ProductConfig, experts_config
+from sgl_kernel.moe.ops import (
+    combine_launch,
+    expert_counters,
+    fused_experts,
+    make_hidden,
+    make_routed,
+    product_launch,
+    route_launch,
+)
+from sgl_kernel.moe.reference import fused_experts_ref, route_ref
+from sgl_kernel.moe.unpacking.ptx import int4_program, nvfp4_program
+from sgl_kernel.moe.weights import E2M1, ExpertMatrix, Format
+from sgl_kernel.testing.compile_gate import check
+from sgl_kernel.testing.interpret import interpret
+
+PLAIN, INT4, NVFP4 = Format.PLAIN, Format.INT4, Format.NVFP4
+
+
+def routing(num_tokens: int, num_experts: int, top_k: int, seed: int, padded: int = 0) -> torch.Tensor:
+    """[T, k] int64, no expert twice in a row; -1 in the last ``padded`` rows."""
+    generator = torch.Generator().manual_seed(seed)
+    experts = torch.rand(num_tokens, num_experts, generator=generator).topk(top_k).indices
+    experts[num_tokens - padded :] = -1
+    return experts
+
+
+def body_routing() -> None:
+    """Where pairs lie, and the rows of x in the order of packed words."""
+    for num_tokens, num_experts, top_k, block_m, padded in (
+        (1, 8, 8, 16, 0), (7, 5, 3, 16, 2), (20, 2, 1, 16, 1), (3, 2, 1, 16, 3),
+    ):  # fmt: skip
+        experts = routing(num_tokens, num_experts, top_k, num_tokens, padded)
+        gate_up = random_matrix(INT4, 1, 64, 96, seed=0)
+        product = ProductConfig(32, 4, 1, 4, 3, False)
+        config = ExpertsConfig(block_m, product, product)
+        x = torch.randn(num_tokens, 96)
+        routed = make_routed(x, experts, gate_up, config)
+        route_launch(x, experts, routed, gate_up, config, False).run()
+        blocks, order = route_ref(experts, block_m)
+        assert torch.equal(routed.order, order)
+        assert torch.equal(routed.blocks[:, 0], blocks[:, 0])
+        used = blocks[:, 0] >= 0
+        assert torch.equal(routed.blocks[used], blocks[used])
+        # 12 words of 8 columns, by passes of 4: first all words' nibble 0, then 1, …
+        expected = x.view(num_tokens, 3, 4, 8).transpose(2, 3).flatten(1)
+        assert torch.equal(routed.x, expected)
+
+
+def compare(
+    formats: tuple[Format, Format],
+    sizes: tuple[int, int, int],
+    tokens: tuple[int, int],
+    config: ExpertsConfig | None = None,
+    padded: int = 0,
+    with_base: bool = False,
+    again: bool = False,
+) -> None:
+    """sizes: E, H, I; tokens: T, k. ``again``: twice, with the same counters."""
+    (num_experts, hidden, inter), (num_tokens, top_k) = sizes, tokens
+    gate_up = random_matrix(formats[0], num_experts, 2 * inter, hidden, seed=1, parts=2)
+    down = random_matrix(formats[1], num_experts, hidden, inter, seed=2)
+    experts = routing(num_tokens, num_experts, top_k, 3, padded)
+    generator = torch.Generator().manual_seed(4)
+    counters = expert_counters("cpu")
+    for _ in range(2 if again else 1):
+        x = torch.randn(num_tokens, hidden, generator=generator)
+        weights = torch.rand(num_tokens, top_k, generator=generator)
+        base = torch.randn(num_tokens, hidden, generator=generator) if with_base else None
+        got = fused_experts(x, weights, experts, gate_up, down, base=base, config=config, counters=counters)
+        expected = fused_experts_ref(x, weights, experts, gate_up, down, base)
+        assert not counters.any()
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+
+
+def body_products() -> None:
+    """Every format; columns that fill no pass; splits; several blocks of an expert; padded rows."""
+    wide = ProductConfig(64, 8, 1, 4, 2, False)
+    split = ProductConfig(32, 4, 3, 4, 2, False)
+    compare((INT4, INT4), (4, 64, 32), (1, 2))
+    compare((INT4, INT4), (3, 96, 96), (3, 2), ExpertsConfig(16, wide, wide), padded=1, with_base=True)
+    compare((INT4, INT4), (1, 96, 32), (18, 1), ExpertsConfig(16, split, wide), again=True)
+    compare((NVFP4, NVFP4), (5, 128, 64), (2, 2), ExpertsConfig(16, wide, wide))
+    plain = ProductConfig(16, 32, 2, 4, 2, False)
+    compare((PLAIN, PLAIN), (6, 40, 24), (2, 2), ExpertsConfig(16, plain, plain), with_base=True)
+    compare((PLAIN, INT4), (3, 64, 64), (1, 1), ExpertsConfig(16, plain, wide))
+
+
+def body_alone() -> None:
+    """A token's result is bit for bit the same whoever is beside it in the same tile, and where it is NaN."""
+    gate_up, down = random_matrix(INT4, 4, 128, 64, seed=1), random_matrix(INT4, 4, 64, 64, seed=2)
+    product = ProductConfig(64, 8, 1, 4, 2, False)
+    config = ExpertsConfig(16, product, product)
+    x, weights, experts = torch.randn(6, 64), torch.rand(6, 1), routing(6, 2, 1, 0)
+    together = fused_experts(x, weights, experts, gate_up, down, config=config)
+    x[3] = torch.nan
+    broken = fused_experts(x, weights, experts, gate_up, down, config=config)
+    assert broken[3].isnan().all()
+    for token in (0, 1, 2, 4, 5):
+        assert torch.equal(broken[token], together[token])
+
+
+def body_all(names: list[str]) -> None:
+    for name in names:
+        globals()[f"body_{name}"]()
+
+
+def test_kernels_equal_references() -> None:
+    interpret(__file__, "body_all", names=["routing", "alone", "products"])
+
+
+def test_the_formats_are_what_they_say() -> None:
+    """One weight at a time, by the definitions."""
+    for form, group in ((INT4, 32), (NVFP4, 16)):
+        matrix = random_matrix(form, 2, 4, 64, seed=5, parts=2)
+        assert matrix.scale is not None
+        for expert in range(2):
+            made = matrix.dequantise(expert, torch.float64)
+            for row in range(4):
+                for column in range(64):
+                    word = int(matrix.data[expert, row, column // 8]) & 0xFFFFFFFF
+                    code = word >> (4 * (column % 8)) & 15
+                    scale = float(matrix.scale[expert, row, column // group])
+                    if form is INT4:
+                        assert made[row, column] == (code - 8) * scale
+                    else:
+                        assert matrix.global_scale is not None
+                        own = float(matrix.global_scale[expert, row // 2])
+                        value = E2M1[code & 7] * (-1 if code & 8 else 1)
+                        assert made[row, column] == value * scale * own
+
+
+def test_scales_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match="a scale for every 32 columns"):
+        ExpertMatrix(INT4, torch.zeros(1, 4, 8, dtype=torch.int32), torch.ones(1, 4, 3))
+
+
+@pytest.mark.parametrize("program", ["int4", "nvfp4"])
+def test_ptx_makes_the_weights_of_every_code(program: str) -> None:
+    """All 16 codes in every nibble, with scales of all sizes: what the program says, carried out here."""
+    generator = torch.Generator().manual_seed(0)
+    words = torch.randint(-(2**31), 2**31, (2, 4096), generator=generator)
+    scale = (torch.randn(2, 4096, generator=generator) * 0.02).bfloat16()
+    text = int4_program() if program == "int4" else nvfp4_program()
+    got = run_pairs(text, words & 0xFFFFFFFF, scale)  # [8, 2, 4096] bfloat16
+    for i in range(8):
+        codes = (words >> (4 * i)) & 15
+        assert len(codes.unique()) == 16
+        if program == "int4":
+            value = (codes - 8).float()
+        else:
+            value = torch.tensor((*E2M1, *(-v for v in E2M1)))[codes]
+        assert torch.equal(got[i].float(), (value * scale.float()).bfloat16().float())
+
+
+# ---- compiled for GPUs ----------------------------------------------------------------------------
+
+KIMI = (384, 7168, 2048, 8)  # experts, hidden, intermediate, top k
+GLM5 = (256, 6144, 2048, 8)
+DEVICES = pytest.mark.parametrize("info", [H200, RTX_PRO_6000], ids=lambda info: f"sm_{info.arch}")
+
+
+def launches(
+    form: Format, model: tuple[int, int, int, int], ranks: int, tokens: int, info: DeviceInfo
+) -> list[Launch]:
+    """Of a layer, as one of so many ranks has it: routing, gate and up, down, the sum."""
+    num_experts, hidden, inter, top_k = model
+    gate_up = meta_matrix(form, num_experts, 2 * inter // ranks, hidden, parts=2)
+    down = meta_matrix(form, num_experts, hidden, inter // ranks)
+    x = torch.empty(tokens, hidden, dtype=torch.bfloat16, device="meta")
+    experts = torch.empty(tokens, top_k, dtype=torch.int64, device="meta")
+    weights = torch.empty(tokens, top_k, dtype=torch.float32, device="meta")
+    config = experts_config(info, tokens, top_k, gate_up, down)
+    routed = make_routed(x, experts, gate_up, config)
+    middle = make_hidden(routed, x.dtype, down, config)
+    products = torch.empty(tokens * top_k, hidden, device="meta")
+    counters, words = expert_counters("meta"), 0 if form is PLAIN else config.down.width
+    return [
+        route_launch(x, experts, routed, gate_up, config, True),
+        product_launch(
+            routed.x, gate_up, routed, middle, config, counters, True, gated=True, out_words=words
+        ),
+        product_launch(middle, down, routed, products, config, counters, True, gated=False),
+        combine_launch(products, weights, experts, x, x, True),
+    ]
+
+
+def gate(launch: Launch, info: DeviceInfo) -> None:
+    (made,) = check(launch, archs=(info.arch,))
+    if "FORMAT" not in launch.constants:
+        return
+    print(
+        f"format {launch.constants['FORMAT']} {launch.constants['N']}x{launch.constants['K']}"
+        f" tile {launch.constants['BM']} split {launch.constants['SPLIT']} sm_{info.arch}: {made.shared} B,"
+        f" {made.registers} registers, {made.programs_per_sm(launch.num_warps)} programs a SM"
+    )
+    assert made.programs_per_sm(launch.num_warps) >= 2
+    if launch.constants["FORMAT"] == 0:
+        return
+    # A word goes from shared memory into the registers of its product and is unpacked there.
+    loop = made.ttgir[made.ttgir.index("scf.for") :].split("scf.yield")[0]
+    assert "convert_layout" not in loop and "local_store" not in loop
+    reads = re.findall(r"ttg\.local_load .*xi32, .*-> tensor<\d+x\d+xi32, (.*)> loc", loop)
+    assert reads and all(layout.startswith("#ttg.dot_op") for layout in reads)
+    assert "0x10" in set(re.findall(r"cp\.async\.c[ag]\.shared\.global.*?(0x\w+),", made.ptx))
+
+
+@DEVICES
+def test_kimis_gate_and_up_fit(info: DeviceInfo) -> None:
+    gate(launches(INT4, KIMI, 8, 4, info)[1], info)
+
+
+@pytest.mark.long
+@DEVICES
+@pytest.mark.parametrize("form", list(Format), ids=lambda form: form.value)
+def test_all_sizes_fit(form: Format, info: DeviceInfo) -> None:
+    for model in (KIMI, GLM5):
+        for tokens in (1, 16, 32, 128):
+            for launch in launches(form, model, 8, tokens, info):
+                gate(launch, info)
+    for launch in launches(form, KIMI, 1, 1, info):
+        gate(launch, info)
