@@ -12,7 +12,7 @@ import pytest
 
 from sglang.srt.configs.speculative_args import parse_threshold, resolve_shape
 from sglang.srt.managers.executor_settings import executor_args
-from sglang.srt.server_args import ServerArgs, shape_warning
+from sglang.srt.server_args import ServerArgs, replacements, shape_warning
 from sglang.srt.utils.flags import ServerArgsError, flags_of, option_name
 from sglang.srt.utils.gpu import has_gpu
 from sglang.srt.utils.upstream_flags import refused_flags
@@ -103,6 +103,27 @@ def test_aliases() -> None:
     assert (args.speculative_algorithm, args.speculative_draft_model_path) == ("EAGLE3", "x")
 
 
+def test_what_needs_a_gpu_says_what_is_used_instead() -> None:
+    line = "--tp 2 --cuda-graph-max-bs 128 --cuda-graph-bs 1 2 --attention-backend flashinfer"
+    line += " --disable-custom-all-reduce --enable-flashinfer-allreduce-fusion"
+    given = ServerArgs.from_command_line(["--model-path", "m", "--device", "cpu", *line.split()])
+    args = given.resolve("LlamaForCausalLM")
+    assert (args.tp_size, args.attention_backend) == (2, "torch_native")
+    lines = replacements(given, args)
+    by_gloo = "sums over the 2 ranks are made by Gloo, through the loopback interface"
+    assert lines[2:] == [
+        "--attention-backend flashinfer is for GPUs; torch_native is used",
+        f"--disable-custom-all-reduce: {by_gloo}",
+        f"--enable-flashinfer-allreduce-fusion: FlashInfer's need several GPUs; {by_gloo}",
+    ]
+    assert [line.split(":")[0] for line in lines[:2]] == ["--cuda-graph-max-bs", "--cuda-graph-bs"]
+    (on_gpu,) = replacements(
+        dataclasses.replace(given, disable_custom_all_reduce=False), dataclasses.replace(args, device="cuda")
+    )
+    assert on_gpu.endswith("sums over the 2 ranks are made by NCCL")
+    assert replacements(ServerArgs(), ServerArgs(device="cpu")) == []
+
+
 @pytest.mark.parametrize(
     "line, words",
     [
@@ -119,14 +140,12 @@ def test_aliases() -> None:
         ("--load-format npcache", "--load-format.*safetensors"),
         ("--quantization squeezellm", "--quantization.*awq.*modelopt_fp4"),
         ("--speculative-draft-model-quantization fp8", "quantization needs a drafter"),
-        ("--tp 8", "--tp-size 8.*one device"),
-        ("--attention-backend triton", "triton.*torch_native"),
+        ("--dp 8", "--dp-size 8 is not supported yet"),
+        ("--tp 0", "--tp-size must be from 1 to 64"),
+        ("--device cuda --tp 8", "--tp-size 8 is not supported on GPUs yet"),
         ("--attention-backend magic", "magic is unknown"),
-        ("--attention-backend flashinfer", "flashinfer is for --device cuda: use torch_native on cpu"),
         ("--device cuda --attention-backend torch_native", "torch_native is for --device cpu: use triton"),
         ("--attention-backend fa3", "fa3 needs a kernel"),
-        ("--cuda-graph-max-bs 8", "--cuda-graph-max-bs: there are no CUDA graphs on a CPU"),
-        ("--cuda-graph-bs 1 2", "--cuda-graph-bs: there are no CUDA graphs on a CPU"),
         ("--disable-cuda-graph", "--disable-cuda-graph: there are no CUDA graphs on a CPU"),
         ("--disable-cuda-graph-padding", "--disable-cuda-graph-padding: there are no CUDA graphs"),
         ("--device cuda --cuda-graph-max-bs 0", "--cuda-graph-max-bs must be at least 1"),

@@ -11,8 +11,9 @@ from helpers.tiny_models import write_folder, write_tiny_llama
 from safetensors.torch import load_file
 
 from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.distributed.shares import Span
 from sglang.srt.model_loader.checkpoint import open_source
-from sglang.srt.model_loader.weight_source import WeightError, WeightSource
+from sglang.srt.model_loader.weight_source import Part, WeightError, WeightSource
 from sglang.srt.models.registry import build_model
 
 A = torch.arange(6.0).view(2, 3)
@@ -133,3 +134,22 @@ def test_a_model_of_dummy_weights_is_finite(tmp_path: Path) -> None:
     model = build_model(config, source_of(folder, load_format="dummy"), torch.float32, "cpu", 600)
     logits = model.logits(model.embed(torch.arange(4)))
     assert torch.isfinite(logits).all() and logits.std() > 0.1
+
+
+@pytest.mark.parametrize("load_format", ["safetensors", "pt", "dummy"])
+@pytest.mark.parametrize("dim, begin, end", [(0, 1, 3), (1, 0, 2), (1, 2, 2), (2, 3, 4), (0, 0, 4)])
+def test_a_part_is_that_of_the_whole(
+    tmp_path: Path, load_format: str, dim: int, begin: int, end: int
+) -> None:
+    whole = torch.randn(4, 3, 4)
+    if load_format == "pt":
+        torch.save({"a": whole}, tmp_path / "pytorch_model.bin")
+    else:
+        write_folder(tmp_path, {}, {"a": whole})
+    if load_format == "dummy":
+        whole = source_of(tmp_path, load_format="dummy").take("a", (4, 3, 4))
+    source = source_of(tmp_path, load_format=load_format)
+    part = Part(dim, Span(begin, end))
+    taken = source.take("a", (4, 3, 4), part=part)
+    assert torch.equal(taken, whole.narrow(dim, begin, end - begin)) and taken.is_contiguous()
+    assert source.take("b", (4, 3, 4), part=part).shape == part.shape((4, 3, 4))
