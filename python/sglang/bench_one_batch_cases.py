@@ -210,7 +210,8 @@ class OneBatch:
             if row.is_admitted:
                 continue
             row.is_admitted = True
-            admissions.append(SlotAdmission(row.slot, len(row.prompt), start, row.sampling))
+            known = tuple(row.prompt[: start + 1])
+            admissions.append(SlotAdmission(row.slot, len(row.prompt), start, row.sampling, known_ids=known))
             writes.append(PageWrite(row.slot, 0, self._pages_of(row)))
         return StepPlan(
             self._next_id(),

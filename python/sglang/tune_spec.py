@@ -26,6 +26,7 @@ spin_briefly()  # before the imports that bring torch
 # ruff: noqa: E402
 from sglang.benchmark.prompt_row import DatasetError
 from sglang.srt.configs.model_config import ModelConfig, ModelConfigError
+from sglang.srt.configs.speculative_args import EAGLE3
 from sglang.srt.managers.executor_build import ExecutorArgsError
 from sglang.srt.managers.executor_settings import DEFAULT_RUNNING_REQUESTS
 from sglang.srt.model_executor.memory import OutOfMemoryError
@@ -116,9 +117,9 @@ def _model_args(given: ServerArgs) -> ServerArgs:
         from sglang.srt.entrypoints.prepare import with_embedded_model
 
         return with_embedded_model(given)
-    if given.speculative_draft_model_path is None:
+    if given.speculative_algorithm is None and given.speculative_draft_model_path is None:
         raise ServerArgsError("--speculative-draft-model-path is needed: the folder of the model's drafter")
-    return replace(given, speculative_algorithm=given.speculative_algorithm or "EAGLE3")
+    return replace(given, speculative_algorithm=given.speculative_algorithm or EAGLE3)
 
 
 def tune(flags: argparse.Namespace, given: ServerArgs) -> list[str]:
@@ -178,7 +179,7 @@ def _table(given: ServerArgs, device: str, best: ShapeFigures, kind: str, num_pr
     return AutoTable(
         device=device,
         model=Path(str(given.model_path)).name,
-        drafter=Path(str(given.speculative_draft_model_path)).name,
+        drafter=Path(given.speculative_draft_model_path or str(given.speculative_algorithm)).name,
         shape=best.shape,
         table=best.table,
         acceptance={kind: best.parts()},

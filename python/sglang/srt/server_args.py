@@ -14,6 +14,7 @@ from sglang.srt.configs.quant_args import QUANTIZATIONS
 from sglang.srt.configs.speculative_args import (
     Threshold,
     check_capture,
+    check_draft_folder,
     check_exact_verification,
     check_one_mode,
     parse_algorithm,
@@ -199,10 +200,19 @@ class ServerArgs:
 
     # ---- speculative decoding
     speculative_algorithm: str | None = flag(
-        None, str, "speculative decoding", "EAGLE3; NONE: plain decoding, also for the embedded model"
+        None,
+        str,
+        "speculative decoding",
+        "EAGLE3: a drafter that reads the model's hidden states; EAGLE or NEXTN: the draft head that the"
+        " model's own files hold; STANDALONE: a small model with the same tokenizer; NGRAM: what followed the"
+        " same tokens before; NONE: plain decoding, also for the embedded model",
     )
     speculative_draft_model_path: str | None = flag(
-        None, str, "speculative decoding", "folder of the drafter", aliases=("--speculative-draft-model",)
+        None,
+        str,
+        "speculative decoding",
+        "folder of the drafter (EAGLE or NEXTN: default the model's)",
+        aliases=("--speculative-draft-model",),
     )
     speculative_draft_load_format: str | None = flag(
         None,
@@ -383,11 +393,7 @@ def _speculative_values(args: ServerArgs, architecture: str | None) -> dict[str,
     if algorithm is None:
         _refuse_without_algorithm(args)
         return {"speculative_algorithm": None}
-    if args.speculative_draft_model_path is None:
-        raise ServerArgsError(
-            f"--speculative-algorithm {algorithm} needs --speculative-draft-model-path,"
-            " the folder of the drafter"
-        )
+    check_draft_folder(algorithm, args.speculative_draft_model_path)
     check_one_mode(args.speculative_disable_bs_threshold, args.speculative_bs_schedule)
     check_capture(args.speculative_disable_bs_threshold, args.speculative_capture_max_bs)
     shape = resolve_shape(
@@ -395,6 +401,7 @@ def _speculative_values(args: ServerArgs, architecture: str | None) -> dict[str,
         args.speculative_eagle_topk,
         args.speculative_num_draft_tokens,
         architecture,
+        algorithm,
     )
     return {
         "speculative_algorithm": algorithm,
@@ -437,11 +444,13 @@ def replacements(given: ServerArgs, resolved: ServerArgs) -> list[str]:
 
 def shape_warning(args: ServerArgs, architecture: str | None) -> str:
     """A sentence about a value that ``resolve`` changes; empty if it changes none."""
-    if parse_algorithm(args.speculative_algorithm) is None:
+    algorithm = parse_algorithm(args.speculative_algorithm)
+    if algorithm is None:
         return ""
     return resolve_shape(
         args.speculative_num_steps,
         args.speculative_eagle_topk,
         args.speculative_num_draft_tokens,
         architecture,
+        algorithm,
     ).warning

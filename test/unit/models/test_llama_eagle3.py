@@ -15,9 +15,11 @@ from safetensors.torch import load_file
 
 from sglang.srt.configs.model_config import ModelConfig, ModelConfigError
 from sglang.srt.layers.attention.base import Block, DecodeRows, PrefillRows
+from sglang.srt.layers.attention.heads import Positions
 from sglang.srt.model_loader.checkpoint import open_source
 from sglang.srt.model_loader.weight_source import WeightError
 from sglang.srt.models.dense import DenseModel
+from sglang.srt.models.eagle3 import Eagle3Model
 from sglang.srt.models.llama_eagle3 import LlamaEagle3
 from sglang.srt.models.registry import build_drafter
 
@@ -30,7 +32,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> DenseModel:
     return load_target(write_tiny_llama(tmp_path_factory.mktemp("target")), torch.float64)
 
 
-def load(folder: Path, target: DenseModel, load_format: str = "auto") -> LlamaEagle3:
+def load(folder: Path, target: DenseModel, load_format: str = "auto") -> Eagle3Model:
     config = ModelConfig.from_draft_folder(folder, 300)
     source = open_source(folder, load_format, torch.float64, "cpu")
     return build_drafter(config, source, target, torch.float64, "cpu", MAX_TOKENS)
@@ -50,6 +52,14 @@ def inputs(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     g = torch.Generator().manual_seed(seed)
     ids = torch.randint(0, 256, (T,), generator=g)
     return ids, torch.randn(T, HIDDEN, generator=g, dtype=torch.float64), torch.arange(T)
+
+
+def kv(
+    drafter: Eagle3Model, ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """K and V [T, nkv, d] that a sync writes."""
+    assert isinstance(drafter, LlamaEagle3)
+    return drafter.attention.entries(drafter.pairs(ids, hidden), Positions(drafter.rope, positions))
 
 
 def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -103,7 +113,7 @@ def test_layer_kv_and_logits_are_the_formulas(tmp_path: Path, target: DenseModel
     attn = attention.prefill(PrefillRows((1,), (0,), (T,)))
     a = drafter.layer(ids, hidden, positions, attn, write=True)
     close(a, expected_a)
-    k, v = drafter.kv(ids, hidden, positions)
+    k, v = kv(drafter, ids, hidden, positions)
     close(k, expected_k)
     close(v, expected_v)
     places = attention.places(torch.ones(T, dtype=torch.int64), positions)
@@ -124,7 +134,7 @@ def test_first_draft_forward_reads_the_synced_place(tmp_path: Path, target: Dens
     rows = PrefillRows((2,), (0,), (T,))
     expected = drafter.layer(ids, hidden, positions, full.prefill(rows), write=True)
     synced = make_attention(drafter.kv_shape, 1, torch.float64)
-    k, v = drafter.kv(ids, hidden, positions)
+    k, v = kv(drafter, ids, hidden, positions)
     synced.pool.write(0, synced.places(torch.full((T,), 2), positions), k, v)
     before = synced.pool.kv.clone()
     none = DecodeRows(torch.tensor([2]), torch.tensor([T]), T, 1, Block.NONE)
@@ -143,7 +153,7 @@ def test_names_in_checkpoints(
     options = {"layer_prefix": layer_prefix, "model_prefix": model_prefix, "with_embedding": with_embedding}
     other = load(write(tmp_path / "other", target, **options), target)
     ids, hidden, positions = inputs()
-    assert torch.equal(plain.kv(ids, hidden, positions)[0], other.kv(ids, hidden, positions)[0])
+    assert torch.equal(kv(plain, ids, hidden, positions)[0], kv(other, ids, hidden, positions)[0])
     assert torch.equal(plain.logits(hidden), other.logits(hidden))
     assert torch.equal(plain.target_ids, other.target_ids)
     assert other.embed is target.embed

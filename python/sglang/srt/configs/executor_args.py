@@ -8,7 +8,8 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class ExecutorArgs:
     model_path: str
-    draft_model_path: str | None = None  # None: no drafter
+    draft_model_path: str | None = None
+    draft_kind: str | None = None  # of speculative_args.py; None: EAGLE3 with a draft_model_path, else none
     load_format: str = "auto"  # auto, safetensors, pt, gguf, or dummy: random weights
     draft_load_format: str | None = None  # None: as the target's
     quantization: str | None = None  # None: whatever the files say; else they must say the same

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sglang.srt.configs.config_fields import ConfigFields, ModelConfigError
+from sglang.srt.configs.draft_config import MLA_DRAFTER
 from sglang.srt.configs.rope_config import RopeConfig
 
 MLA_ARCHITECTURES: Final = (
@@ -58,7 +59,7 @@ def read_mla(fields: ConfigFields, architecture: str, rope: RopeConfig, num_laye
     Raises:
         ModelConfigError: fields that are lacking or contradict each other.
     """
-    if architecture not in MLA_ARCHITECTURES:
+    if architecture not in (*MLA_ARCHITECTURES, MLA_DRAFTER):
         return None
     nope_dim, rope_dim = fields.integer("qk_nope_head_dim"), fields.integer("qk_rope_head_dim")
     if rope_dim % 2:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Final
 
 from sglang.srt.configs.config_fields import ConfigFields, ModelConfigError, read_json_object
-from sglang.srt.configs.draft_config import DraftConfig, read_draft
+from sglang.srt.configs.draft_config import DRAFT_ARCHITECTURES, DraftConfig, draft_fields, read_draft
 from sglang.srt.configs.mla_config import MLA_ARCHITECTURES, MLAConfig, read_mla
 from sglang.srt.configs.moe_config import MoEConfig, read_moe
 from sglang.srt.configs.nested_config import language_fields
@@ -29,7 +29,6 @@ TARGET_ARCHITECTURES: Final = (
     "GptOssForCausalLM",
     *MLA_ARCHITECTURES,
 )
-DRAFT_ARCHITECTURES: Final = ("LlamaForCausalLMEagle3",)
 
 _PARTIAL_ROPE: Final[Mapping[str, float]] = MappingProxyType({"Glm4MoeForCausalLM": 0.5})
 """Families that turn a part of a head: which, where their files don't say."""
@@ -77,7 +76,7 @@ class ModelConfig:
         """
         fields = _read_folder(Path(path))
         architecture = _architecture(fields)
-        if architecture in DRAFT_ARCHITECTURES:
+        if draft_fields(fields, architecture)[1] in DRAFT_ARCHITECTURES:
             raise ModelConfigError(
                 f"{path} holds a draft model ({architecture}): give it as --speculative-draft-model-path"
             )
@@ -93,12 +92,20 @@ class ModelConfig:
             ModelConfigError: as ``from_folder``.
         """
         fields = _read_folder(Path(path))
-        architecture = _architecture(fields)
-        if architecture == "LlamaForCausalLM" and fields.has("draft_vocab_size"):
-            architecture = "LlamaForCausalLMEagle3"  # how SafeAILab's files name the same layer
+        fields, architecture = draft_fields(fields, _architecture(fields))
         _check_known(fields, architecture, DRAFT_ARCHITECTURES)
         draft = read_draft(fields)
         return _build(cls, Path(path), fields, architecture, context_length, draft)
+
+
+def has_drafter_alone(path: str | Path) -> bool:
+    """Whether a folder holds an EAGLE-3 drafter.
+
+    Raises:
+        ModelConfigError: no such folder, or a file that is broken.
+    """
+    fields = _read_folder(Path(path))
+    return draft_fields(fields, _architecture(fields))[1] in DRAFT_ARCHITECTURES
 
 
 def _read_folder(path: Path) -> ConfigFields:

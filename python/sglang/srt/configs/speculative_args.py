@@ -13,11 +13,24 @@ AUTO: Final = "auto"
 
 Threshold = int | Literal["auto"] | None
 
-SUPPORTED_ALGORITHM = "EAGLE3"
-_NO_DRAFTER = "NONE"
-_KNOWN_ELSEWHERE = (
-    "EAGLE", "NEXTN", "STANDALONE", "NGRAM", "DFLASH", "DSPARK", "UNO", "FROZEN_KV_MTP",
-)  # fmt: skip
+EAGLE3: Final = "EAGLE3"  # a draft layer of its own folder that reads hidden states of the target
+NEXTN: Final = "NEXTN"  # the draft head (MTP) that is stored with a target
+STANDALONE: Final = "STANDALONE"  # another model with the same vocabulary
+NGRAM: Final = "NGRAM"  # no model: what followed the same tokens before
+
+NEEDS_FOLDER: Final = (EAGLE3, STANDALONE)
+CHAINS_ONLY: Final = (STANDALONE, NGRAM)
+
+_ALGORITHMS: Final = {
+    "EAGLE3": EAGLE3,
+    "EAGLE": NEXTN,
+    "NEXTN": NEXTN,
+    "STANDALONE": STANDALONE,
+    "NGRAM": NGRAM,
+}
+_NO_DRAFTER: Final = "NONE"
+_KNOWN_ELSEWHERE: Final = ("DFLASH", "DSPARK", "UNO", "FROZEN_KV_MTP")
+_NGRAM_STEPS: Final = 5  # guesses cost nothing, and a text that repeats itself does so for long
 MOST_STEPS = 32
 MOST_DRAFT_TOKENS = 64  # rows a request may take in the target's forward
 _LONG_CHAIN_FAMILIES = ("LlamaForCausalLM", "Grok1ForCausalLM", "Grok1ModelForCausalLM")
@@ -32,21 +45,40 @@ class SpeculativeShape:
 
 
 def parse_algorithm(given: str | None) -> str | None:
-    """``EAGLE3``, or None where nothing (or NONE) is asked for."""
+    """One of the kinds above, or None where nothing (or NONE) is asked for."""
     if given is None or given.upper() == _NO_DRAFTER:
         return None
     name = given.upper()
-    if name == SUPPORTED_ALGORITHM:
-        return name
+    if name in _ALGORITHMS:
+        return _ALGORITHMS[name]
     why = "not supported yet" if name in _KNOWN_ELSEWHERE else "unknown"
     raise ServerArgsError(
-        f"--speculative-algorithm {given} is {why}; supported: EAGLE3 (with --speculative-draft-model-path),"
-        " or NONE for plain decoding"
+        f"--speculative-algorithm {given} is {why}; supported: EAGLE3 and STANDALONE (with"
+        " --speculative-draft-model-path), EAGLE or NEXTN (the model's own draft head), NGRAM, or NONE for"
+        " plain decoding"
     )
 
 
+def check_draft_folder(algorithm: str, folder: str | None) -> None:
+    """``algorithm``: one of the kinds above."""
+    if algorithm in NEEDS_FOLDER and folder is None:
+        raise ServerArgsError(
+            f"--speculative-algorithm {algorithm} needs --speculative-draft-model-path,"
+            " the folder of the drafter"
+        )
+    if algorithm == NGRAM and folder is not None:
+        raise ServerArgsError(
+            f"--speculative-draft-model-path {folder} has no use with --speculative-algorithm NGRAM, which"
+            " guesses from the text itself: leave one of them out"
+        )
+
+
 def resolve_shape(
-    num_steps: int | None, eagle_topk: int | None, num_draft_tokens: int | None, architecture: str | None
+    num_steps: int | None,
+    eagle_topk: int | None,
+    num_draft_tokens: int | None,
+    architecture: str | None,
+    algorithm: str = EAGLE3,
 ) -> SpeculativeShape:
     """Fill in what was not given; ``architecture`` is the target's, for the table of defaults."""
     if num_steps is None:
@@ -55,8 +87,16 @@ def resolve_shape(
                 "--speculative-eagle-topk and --speculative-num-draft-tokens need --speculative-num-steps:"
                 " give all three, or none of them for the model's defaults"
             )
-        return SpeculativeShape(*((5, 4, 8) if architecture in _LONG_CHAIN_FAMILIES else (3, 1, 4)))
+        if algorithm == NGRAM:
+            return SpeculativeShape(_NGRAM_STEPS, 1, _NGRAM_STEPS + 1)
+        is_long = algorithm == EAGLE3 and architecture in _LONG_CHAIN_FAMILIES
+        return SpeculativeShape(*((5, 4, 8) if is_long else (3, 1, 4)))
     topk = 1 if eagle_topk is None else eagle_topk
+    if topk > 1 and algorithm in CHAINS_ONLY:
+        raise ServerArgsError(
+            f"--speculative-eagle-topk {topk} is not supported with --speculative-algorithm {algorithm},"
+            " which drafts chains: use 1, or leave it out"
+        )
     if num_steps < 1:
         raise ServerArgsError(
             f"--speculative-num-steps must be at least 1, got {num_steps}"

@@ -14,8 +14,9 @@ from sglang.embedded.model import (
     embedded_model_path,
 )
 from sglang.srt.configs.config_fields import ModelConfigError
+from sglang.srt.configs.draft_choice import choose_drafter
 from sglang.srt.configs.model_config import ModelConfig
-from sglang.srt.configs.speculative_args import parse_algorithm
+from sglang.srt.configs.speculative_args import EAGLE3, parse_algorithm
 from sglang.srt.managers.chat_templates import ChatTemplate, load_chat_template
 from sglang.srt.managers.mode_args import check_mode
 from sglang.srt.server_args import ServerArgs, replacements, shape_warning
@@ -63,8 +64,8 @@ def _prepare(given: ServerArgs) -> Prepared:
     wanted, args = args, args.resolve(model.architecture)
     for line in replacements(wanted, args):
         logger.info("%s", line)
-    if args.speculative_draft_model_path is not None and args.speculative_algorithm is not None:
-        _check_drafter(args.speculative_draft_model_path, model.context_len)
+    if args.speculative_algorithm is not None:
+        _check_drafter(args.speculative_algorithm, args.speculative_draft_model_path, model)
     check_mode(args)
     assert args.tokenizer_path is not None
     if not Path(args.tokenizer_path).is_dir():
@@ -73,11 +74,12 @@ def _prepare(given: ServerArgs) -> Prepared:
     return Prepared(args, model, tokenizer, load_chat_template(tokenizer, args.chat_template))
 
 
-def _check_drafter(folder: str, context_len: int) -> None:
+def _check_drafter(kind: str, folder: str | None, model: ModelConfig) -> None:
     try:
-        ModelConfig.from_draft_folder(folder, context_len)
+        choose_drafter(kind, folder, model)
     except ModelConfigError as error:
-        raise ModelConfigError(f"--speculative-draft-model-path: {error}") from error
+        flag = "algorithm " + kind if folder is None else "draft-model-path"
+        raise ModelConfigError(f"--speculative-{flag}: {error}") from error
 
 
 def with_embedded_model(args: ServerArgs) -> ServerArgs:
@@ -90,13 +92,12 @@ def with_embedded_model(args: ServerArgs) -> ServerArgs:
         served_model_name=args.served_model_name or EMBEDDED_MODEL_NAME,
         enable_metrics=True,
     )
-    if args.speculative_algorithm is not None and parse_algorithm(args.speculative_algorithm) is None:
+    algorithm = parse_algorithm(args.speculative_algorithm or EAGLE3)
+    if algorithm is None:
         return args
-    args = replace(
-        args,
-        speculative_algorithm=args.speculative_algorithm or "EAGLE3",
-        speculative_draft_model_path=args.speculative_draft_model_path or embedded_drafter_path(),
-    )
+    args = replace(args, speculative_algorithm=algorithm)
+    if algorithm == EAGLE3 and args.speculative_draft_model_path is None:
+        args = replace(args, speculative_draft_model_path=embedded_drafter_path())
     if args.speculative_disable_bs_threshold is None and args.speculative_bs_schedule is None:
         args = replace(args, speculative_disable_bs_threshold=EMBEDDED_DISABLE_BS_THRESHOLD)
     threshold = args.speculative_disable_bs_threshold

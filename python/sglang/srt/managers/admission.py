@@ -41,7 +41,9 @@ class PrefillPlanner:
         finisher: Finisher,
         config: SchedulerConfig,
         has_drafter: bool,
+        wants_ids: bool = False,
     ) -> None:
+        """``wants_ids``: see ``ExecutorInfo``."""
         self._table = table
         self._budget = budget
         self._slots = slots
@@ -49,6 +51,7 @@ class PrefillPlanner:
         self._finisher = finisher
         self._config = config
         self._has_drafter = has_drafter
+        self._wants_ids = wants_ids
 
     def plan(self, num_tokens: int) -> PrefillWork:
         """Prefill up to ``num_tokens`` tokens, first come first served."""
@@ -140,5 +143,6 @@ class PrefillPlanner:
                 cached_len=cached_len,
                 sampling=request.sampling,
                 output_ids=tuple(request.ids[request.prompt_len :]),
+                known_ids=tuple(request.ids[: cached_len + 1]) if self._wants_ids else (),
             )
         )

@@ -14,25 +14,21 @@ import torch
 from sglang.srt.configs.executor_args import ExecutorArgs
 from sglang.srt.distributed.collectives import BACKENDS, file_store, open_collectives
 from sglang.srt.distributed.tensor_parallel import TensorParallel
-from sglang.srt.layers.attention.base import AttentionBackend
-from sglang.srt.layers.attention.mla_native import TorchNativeMLA
-from sglang.srt.layers.attention.torch_native import TorchNativeAttention
+from sglang.srt.managers.executor_build_drafter import goes_by_tokens, make_drafter, native_attention
 from sglang.srt.managers.executor_build_models import (
     ExecutorArgsError,
     LoadedModels,
     load_models,
-    make_mha_pool,
     make_pool,
     max_spec_rows,
     page_budget,
     worker_config,
 )
-from sglang.srt.mem_cache.kv_pool import MHAKVPool
-from sglang.srt.mem_cache.mla_pool import MLAKVPool
 from sglang.srt.mem_cache.pool import KVPool
 from sglang.srt.model_executor.accept import TokenRewriter
 from sglang.srt.model_executor.agreement import CHECK_VARIABLE, Agreement
 from sglang.srt.model_executor.config import WorkerConfig
+from sglang.srt.model_executor.drafter import Drafter
 from sglang.srt.model_executor.dry_run import prefill_tokens
 from sglang.srt.model_executor.in_process_executor import InProcessExecutor
 from sglang.srt.model_executor.measure_costs import (
@@ -52,7 +48,6 @@ from sglang.srt.model_executor.step_memory import StepSizes, step_bytes
 from sglang.srt.model_executor.step_plan import ExecutorInfo, GraphSet, StepCost
 from sglang.srt.model_executor.worker import Worker
 from sglang.srt.sampling.sampler import Sampler
-from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 from sglang.srt.speculative.simulate import SimulationError, simulated_acceptance
 
 logger = logging.getLogger(__name__)
@@ -182,6 +177,7 @@ def _info(
         default_chunk=chunk,
         graphs=graphs,
         costs=costs,
+        wants_ids=models.drafter is not None and goes_by_tokens(models.drafter),
         draft_lens=_draft_lens(config, graphs),
     )
     if info.spec is not None:
@@ -228,7 +224,7 @@ def _step_bytes(args: ExecutorArgs, models: LoadedModels, kv_bytes: int) -> int:
         spec=models.spec,
         max_spec_rows=max_spec_rows(args, models, args.max_running_requests),
     )
-    drafter = None if models.drafter is None else models.drafter.config
+    drafter = None if models.draft_model is None else models.draft_model.config
     return step_bytes(models.target.config, drafter, sizes, models.dtype.itemsize)
 
 
@@ -238,27 +234,12 @@ def _assemble(args: ExecutorArgs, config: WorkerConfig, models: LoadedModels, tp
     if args.attention_backend != "torch_native":
         raise ExecutorArgsError(f"attention backend {args.attention_backend!r} is not one of: torch_native")
     pool = make_pool(models.target.kv_shape, config)
-    backend = _backend(pool, state)
+    backend = native_attention(pool, state.page_table)
     pools: tuple[KVPool, ...] = (pool,)
-    drafter = None
+    drafter: Drafter | None = None
     if models.drafter is not None and config.spec is not None:
-        draft_pool = make_mha_pool(models.drafter.kv_shape, config)
-        pools = (pool, draft_pool)
-        drafter = EAGLEWorkerV2(
-            models.drafter,
-            draft_pool,
-            TorchNativeAttention(draft_pool, state.page_table),
-            sampler.states,
-            config.spec,
-            models.drafter.aux_layers,
-        )
+        drafter, draft_pools = make_drafter(models.drafter, config, state.page_table, sampler.states)
+        pools = (pool, *draft_pools)
     runner = StepRunner(state, sampler, models.target, pool, backend, drafter, _simulated(models))
     agreement = Agreement(tp, state) if os.environ.get(CHECK_VARIABLE) == "1" else None
     return Worker(config, state, sampler, pools, drafter, runner, agreement=agreement)
-
-
-def _backend(pool: KVPool, state: SlotState) -> AttentionBackend:
-    if isinstance(pool, MLAKVPool):
-        return TorchNativeMLA(pool, state.page_table)
-    assert isinstance(pool, MHAKVPool)
-    return TorchNativeAttention(pool, state.page_table)

@@ -48,6 +48,7 @@ from sglang.srt.model_executor.step_plan import PAD_SLOT, GraphSet, SpecShape
 from sglang.srt.model_executor.tune_linears import tune_linears
 from sglang.srt.model_executor.worker import Worker
 from sglang.srt.models.decoder import DecoderModel
+from sglang.srt.models.llama_eagle3 import LlamaEagle3
 from sglang.srt.sampling.kernel_sampler import KernelSampler
 from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 from sglang.srt.speculative.kernel_drafter import KernelDrafter
@@ -154,16 +155,18 @@ class _Wiring:
         pools: tuple[MHAKVPool, ...] = (pool,)
         worker = drafts = prompts = None
         if models.drafter is not None and spec is not None:
+            drafter = models.drafter.model
+            assert isinstance(drafter, LlamaEagle3), "load_models has refused the others"
             backend.reserve(config.max_spec_rows, spec.num_draft_tokens)
-            draft_pool = make_mha_pool(models.drafter.kv_shape, config)
-            draft_backend = self._backend(draft_pool, models.drafter.config.num_heads)
+            draft_pool = make_mha_pool(drafter.kv_shape, config)
+            draft_backend = self._backend(draft_pool, drafter.config.num_heads)
             draft_backend.reserve(config.max_spec_rows, spec.topk, spec.topk * (spec.num_steps - 1))
             pools = (pool, draft_pool)
             worker = EAGLEWorkerV2(
-                models.drafter, draft_pool, draft_backend, sampler.states, spec, models.drafter.aux_layers
+                drafter, draft_pool, draft_backend, sampler.states, spec, drafter.aux_layers
             )
-            drafts = KernelDrafter(models.drafter, draft_backend, state, sampler, spec)
-            prompts = KernelSync(worker, models.drafter, draft_backend)
+            drafts = KernelDrafter(drafter, draft_backend, state, sampler, spec)
+            prompts = KernelSync(worker, drafter, draft_backend)
         step = DecodeStep(state, sampler, target, pool, backend, spec, drafts, self._simulated)
         attention = backend if self._planner is None else FlashInferAttention(backend, self._planner)
         runner = StepRunner(state, sampler, target, pool, attention, prompts, self._simulated)
@@ -187,7 +190,7 @@ def _use_kernels(models: LoadedModels, file: str | None) -> KernelChoices:
     name = torch.cuda.get_device_name(models.device)
     table = ChoiceTable(name) if file is None else _load_choices(Path(file), name)
     choices = KernelChoices(table, models.device)
-    linears = models.target.linears() + (models.drafter.linears() if models.drafter else [])
+    linears = models.target.linears() + (models.draft_model.linears() if models.draft_model else [])
     for linear in linears:
         if linear.weight.dtype in (torch.bfloat16, torch.float16):
             linear.use_kernels(choices)

@@ -7,10 +7,19 @@ from typing import Final
 
 import torch
 
+from sglang.srt.configs.draft_choice import DraftChoice
 from sglang.srt.configs.executor_args import ExecutorArgs
-from sglang.srt.configs.model_config import ModelConfig, ModelConfigError
+from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.configs.quant_args import check_quantization
 from sglang.srt.distributed.tensor_parallel import TensorParallel
+from sglang.srt.managers.executor_build_drafter import (
+    LoadedDrafter,
+    choose,
+    draft_kind,
+    has_kernels,
+    load_drafter,
+    without_kernels,
+)
 from sglang.srt.mem_cache.kv_pool import MHAKVPool
 from sglang.srt.mem_cache.pool import CacheShape, KVPool
 from sglang.srt.model_executor.config import WorkerConfig, max_positions
@@ -18,8 +27,8 @@ from sglang.srt.model_executor.memory import PageBudget
 from sglang.srt.model_executor.step_plan import SpecShape
 from sglang.srt.model_loader.checkpoint import open_source
 from sglang.srt.models.decoder import DecoderModel
-from sglang.srt.models.llama_eagle3 import LlamaEagle3
-from sglang.srt.models.registry import build_drafter, build_model
+from sglang.srt.models.draft_model import DraftModel
+from sglang.srt.models.registry import build_model
 
 _DTYPES = {
     "float64": torch.float64,
@@ -35,6 +44,9 @@ CUDA_ARCHITECTURES: Final = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2For
 """Targets whose every layer has a kernel; the others run on a CPU alone."""
 
 
+_NO_KERNELS: Final = "has no CUDA kernels here yet: use --device cpu, or another drafter"
+
+
 class ExecutorArgsError(ValueError):
     """The arguments name something that is not there; one line for the user."""
 
@@ -42,21 +54,27 @@ class ExecutorArgsError(ValueError):
 @dataclass(frozen=True, slots=True)
 class LoadedModels:
     target: DecoderModel
-    drafter: LlamaEagle3 | None
+    drafter: LoadedDrafter | None
     spec: SpecShape | None
     dtype: torch.dtype
     device: torch.device
 
     @property
+    def draft_model(self) -> DraftModel | DecoderModel | None:
+        """Whatever the drafter has of its own."""
+        return None if self.drafter is None else self.drafter.own
+
+    @property
     def weight_bytes(self) -> int:
-        return self.target.weight_bytes + (self.drafter.weight_bytes if self.drafter else 0)
+        own = self.draft_model
+        return self.target.weight_bytes + (0 if own is None else own.weight_bytes)
 
     @property
     def bytes_per_place(self) -> int:
         """Of KV: all layers of both models."""
         shapes: list[CacheShape] = [self.target.kv_shape]
-        if self.drafter is not None:
-            shapes.append(self.drafter.kv_shape)
+        if (own := self.draft_model) is not None:
+            shapes.append(own.kv_shape)
         return sum(shape.bytes_per_place(self.dtype) for shape in shapes)
 
 
@@ -65,30 +83,24 @@ def load_models(args: ExecutorArgs, device: torch.device, tp: TensorParallel | N
     spec = _spec_shape(args)
     config = ModelConfig.from_folder(args.model_path, args.context_length)
     check_quantization("--quantization", args.quantization, config.quant, args.model_path)
+    choice = choose(args, config)
     if device.type == "cuda":
-        _refuse_on_cuda(config)
+        _refuse_on_cuda(config, choice)
     dtype = _dtype(args.dtype, config, device)
     positions = max_positions(config.context_len, spec)
     source = open_source(args.model_path, args.load_format, dtype, device, config.quant)
     target = build_model(config, source, dtype, device, positions, tp)
-    if spec is None:
+    if spec is None or choice is None:
         return LoadedModels(target, None, None, dtype, device)
-    assert args.draft_model_path is not None
-    draft_config = ModelConfig.from_draft_folder(args.draft_model_path, config.context_len)
-    option, wanted = "--speculative-draft-model-quantization", args.draft_quantization
-    check_quantization(option, wanted, draft_config.quant, args.draft_model_path)
-    load_format = args.draft_load_format or args.load_format
-    source = open_source(args.draft_model_path, load_format, dtype, device, draft_config.quant)
-    drafter = build_drafter(draft_config, source, target, dtype, device, positions)
-    if spec.topk > len(drafter.target_ids):
-        raise ModelConfigError(
-            f"{args.draft_model_path}: topk is {spec.topk}, but the draft vocabulary has"
-            f" {len(drafter.target_ids)} ids"
-        )
+    drafter = load_drafter(args, choice, target, spec, dtype, device, positions)
+    if device.type == "cuda" and not has_kernels(drafter):
+        raise ExecutorArgsError(f"{choice.folder}: a drafter with norms of heads {_NO_KERNELS}")
     return LoadedModels(target, drafter, spec, dtype, device)
 
 
-def _refuse_on_cuda(config: ModelConfig) -> None:
+def _refuse_on_cuda(config: ModelConfig, choice: DraftChoice | None) -> None:
+    if choice is not None and (what := without_kernels(choice)) is not None:
+        raise ExecutorArgsError(f"{what} {_NO_KERNELS}")
     if config.architecture not in CUDA_ARCHITECTURES:
         raise ExecutorArgsError(
             f"{config.path}: {config.architecture} has no CUDA kernels here yet (those that have:"
@@ -131,7 +143,7 @@ def worker_config(
         vocab_size=models.target.config.vocab_size,
         spec=models.spec,
         max_spec_rows=max_spec_rows(args, models, most_spec_rows),
-        feature_size=models.drafter.feature_size if models.drafter is not None else 0,
+        feature_size=0 if models.drafter is None else models.drafter.feature_size,
     )
 
 
@@ -164,7 +176,7 @@ def make_mha_pool(shape: CacheShape, config: WorkerConfig) -> MHAKVPool:
 
 
 def _spec_shape(args: ExecutorArgs) -> SpecShape | None:
-    if args.draft_model_path is None:
+    if draft_kind(args) is None:
         return None
     spec = SpecShape(args.num_steps, args.topk, args.num_draft_tokens)
     if spec.num_steps < 1 or spec.topk < 1:

@@ -23,6 +23,7 @@ def executor_args(args: ServerArgs) -> ExecutorArgs:
     return ExecutorArgs(
         model_path=args.model_path,
         draft_model_path=args.speculative_draft_model_path if speculates else None,
+        draft_kind=args.speculative_algorithm,
         load_format=args.load_format,
         draft_load_format=args.speculative_draft_load_format,
         quantization=args.quantization,

@@ -105,7 +105,7 @@ class Scheduler:
     def _make_planner(self, info: ExecutorInfo) -> Planner:
         prefill = PrefillPlanner(
             self.table, self._budget, self.slots, self.cache, self._finisher, self._config,
-            info.spec is not None,
+            info.spec is not None, info.wants_ids,
         )  # fmt: skip
         retractor = Retractor(self.table, self._budget, self._releaser, self._finisher, self._stats)
         decode = DecodePlanner(self.table, self._budget, retractor, self._settings, info.spec)

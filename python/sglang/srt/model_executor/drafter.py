@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+
+from sglang.srt.model_executor.step_plan import SlotAdmission
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +36,28 @@ class DraftTree:
     mask: torch.Tensor | None  # [R, N, N] bool ancestor-or-self; None: a chain
 
 
+def chain(tokens: torch.Tensor) -> DraftTree:
+    """[R, N] int64, the root's first: each hangs from the one before it."""
+    depths = torch.arange(tokens.shape[1], device=tokens.device).expand(len(tokens), -1)
+    return DraftTree(tokens, depths - 1, depths, None)
+
+
 class Drafter(Protocol):
+    """Its cache of committed positions, if it has one, is exact whenever it drafts."""
+
     aux_layers: tuple[int, ...]
     """The target's layers whose *input* (residual stream) the drafter reads."""
+
+    def admit(self, admissions: Sequence[SlotAdmission]) -> None:
+        """Slots begin a new life, before the first chunk of their prefill."""
+        ...
 
     def draft(self, ctx: DraftContext, draft_len: int) -> DraftTree:
         """Run ``draft_len`` draft forwards. Leaves the draft KV on 0 … L-1 as it was."""
         ...
 
     def feature(self, aux: torch.Tensor) -> torch.Tensor:
-        """``fc``: [T, num_aux * H_target] -> [T, H_draft]."""
+        """[T, len(aux_layers) * H_target] -> [T, H_draft]."""
         ...
 
     def sync(
@@ -52,5 +67,7 @@ class Drafter(Protocol):
         slots: torch.Tensor,  # [T] int64
         positions: torch.Tensor,  # [T] int64: t
     ) -> None:
-        """Write the draft KV of committed positions (no attention, no MLP, no lm_head)."""
+        """Take note of committed positions: what a layer writes to its cache (no attention, no MLP, no
+        lm_head), or the tokens alone.
+        """
         ...

@@ -57,7 +57,7 @@ class Forward:
 
     batch: StepBatch
     hidden: torch.Tensor  # [T, H]
-    aux: torch.Tensor | None  # [T, num_aux * H], with a drafter
+    aux: torch.Tensor | None  # [T, num_aux * H], with a drafter that reads some
 
 
 class StepRunner:
@@ -108,7 +108,7 @@ class StepRunner:
             self._move_accepted(batch, accepted)
         feature = None
         if self._drafter is not None:
-            assert aux is not None
+            aux = hidden[:, :0] if aux is None else aux  # of a drafter that reads no hidden states
             feature = self._sync(self._drafter, batch, aux, accepted, output)
         next_token = output.tokens[:, 0]
         if output.tokens.shape[1] > 1:

@@ -53,7 +53,8 @@ def step_bytes(target: ModelConfig, drafter: ModelConfig | None, sizes: StepSize
     total += nodes * target.vocab_size * (_LOGITS * max(itemsize, 4) + SAMPLING_BYTES)
     total += _gathered_bytes(target, sizes, itemsize)
     if drafter is not None and spec is not None:
-        total += tokens * _token_values(drafter) * itemsize + _gathered_bytes(drafter, sizes, itemsize)
+        total += tokens * (_token_values(drafter) * itemsize + _expert_bytes(drafter, itemsize))
+        total += _gathered_bytes(drafter, sizes, itemsize)
         total += _scratch_bytes(drafter, sizes, spec, itemsize)
         total += _draft_choice_bytes(drafter, sizes, spec, itemsize)
     return int(total)
@@ -137,7 +138,7 @@ def _scratch_bytes(config: ModelConfig, sizes: StepSizes, spec: SpecShape, items
 
 
 def _draft_choice_bytes(config: ModelConfig, sizes: StepSizes, spec: SpecShape, itemsize: int) -> int:
-    assert config.draft is not None
     nodes = sizes.max_spec_rows * spec.topk
-    vocab_size = config.draft.draft_vocab_size or config.vocab_size
+    own = None if config.draft is None else config.draft.draft_vocab_size
+    vocab_size = own or config.vocab_size
     return nodes * vocab_size * (_LOGITS * max(itemsize, 4) + SAMPLING_BYTES)

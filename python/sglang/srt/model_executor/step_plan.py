@@ -60,6 +60,7 @@ class SlotAdmission:
     cached_len: int
     sampling: SlotSampling
     output_ids: tuple[int, ...] = ()
+    known_ids: tuple[int, ...] = ()  # at positions 0 … cached_len, where ``ExecutorInfo.wants_ids``
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +199,7 @@ class ExecutorInfo:
     default_chunk: int = 512  # prompt tokens of a step where the user says nothing
     graphs: tuple[GraphSet, ...] = ()
     costs: tuple[StepCost, ...] = ()  # () where nothing was measured
+    wants_ids: bool = False  # its drafter goes by tokens: admissions say those that no prefill will
     draft_lens: tuple[int, ...] = ()  # of the speculative steps prepared, ascending; () without a drafter
 
     def most_rows(self, draft_len: int) -> int:

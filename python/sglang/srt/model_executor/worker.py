@@ -56,6 +56,8 @@ class Worker:
     def _execute(self, plan: StepPlan) -> Executed | None:
         self._check(plan)
         self.state.admit(plan.admissions)
+        if self.drafter is not None:
+            self.drafter.admit(plan.admissions)
         self.state.write_pages(plan.page_writes)
         forward = None
         is_idle = plan.kind is StepKind.IDLE or plan.num_rows == 0

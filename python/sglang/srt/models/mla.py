@@ -6,6 +6,7 @@ What a family's layers are, its config says: ``MLAConfig`` (with or without an i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -20,7 +21,8 @@ from sglang.srt.layers.attention.mla import IndexProduct, LatentHeads, LatentPro
 from sglang.srt.layers.linear import Linear
 from sglang.srt.layers.moe.layer import MLP
 from sglang.srt.layers.norm import RMSNorm
-from sglang.srt.mem_cache.mla_pool import MLAShape
+from sglang.srt.mem_cache.mla_pool import MLAKVPool, MLAShape
+from sglang.srt.mem_cache.pool import KVPool
 from sglang.srt.model_loader.weight_source import Part, WeightSource
 from sglang.srt.models.decoder import DecoderLayer, DecoderModel, total_bytes
 from sglang.srt.models.dense import take_linear
@@ -64,95 +66,152 @@ class Indexer:
         """x: [T, H] normed; q_latent: [T, q_lora_rank] normed."""
         config, wide = self.config, self.norm_weight.dtype
         q = self.q(q_latent).view(len(x), config.num_heads, config.head_dim)
-        k = F.layer_norm(
-            self.k(x).to(wide), (config.head_dim,), self.norm_weight, self.norm_bias, LATENT_EPS
-        ).to(x.dtype)
         scale = (config.num_heads * config.head_dim) ** -0.5
         weights = F.linear(x.to(wide), self.head_weights) * scale
-        return IndexProduct(
-            self._turn(q, positions), self._turn(k[:, None], positions)[:, 0], weights, config.top_k
-        )
+        return IndexProduct(self._turn(q, positions), self.keys(x, positions), weights, config.top_k)
+
+    def keys(self, x: torch.Tensor, positions: Positions) -> torch.Tensor:
+        """[T, d], normed and turned: what the cache keeps. x: [T, H] normed."""
+        shape, wide = (self.config.head_dim,), self.norm_weight.dtype
+        k = F.layer_norm(self.k(x).to(wide), shape, self.norm_weight, self.norm_bias, LATENT_EPS)
+        return self._turn(k.to(x.dtype)[:, None], positions)[:, 0]
 
     def _turn(self, x: torch.Tensor, positions: Positions) -> torch.Tensor:
         """x: [T, heads, d], its first ``rope_dim`` dimensions."""
         return positions.angles.rotate(in_halves(x, self.rope_dim) if self.config.interleaved else x)
 
 
-class LatentAttention:
-    """The attention block of one layer. Its heads are split over ranks; latents and indexers are not."""
+@dataclass(frozen=True, slots=True)
+class LatentPlace:
+    """Where the attention of one layer is, and how it differs from a target's."""
 
-    def __init__(self, config: ModelConfig, source: WeightSource, index: int, tp: TensorParallel) -> None:
+    prefix: str  # of its tensors' names
+    layer: int  # its number in the pool
+    has_indexer: bool
+    in_features: int  # what it reads
+    eps: float = LATENT_EPS  # of the latents' norms
+    apart: bool = False  # the queries' latent by a product of its own: who only fills the cache needs none
+
+
+class LatentAttention:
+    """The attention block of one layer."""
+
+    def __init__(
+        self, config: ModelConfig, source: WeightSource, place: LatentPlace, tp: TensorParallel
+    ) -> None:
         assert config.mla is not None
-        self.layer = index
+        self.layer = place.layer
         self.mla = mla = config.mla
         own = tp.heads(config.num_heads, config.num_heads, config.path).q
         self.num_heads = own.size
-        hidden, bias = config.hidden_size, config.attention_bias
-        prefix = f"model.layers.{index}.self_attn."
+        wide, bias, prefix = place.in_features, config.attention_bias, place.prefix
         latent = (f"{prefix}kv_a_proj_with_mqa", mla.latent_dim)
         rank, q_size = mla.q_lora_rank, config.num_heads * mla.qk_dim
         self.q_norm: RMSNorm | None = None
+        self.q_down: Linear | None = None  # None: a part of ``down``, or there is none
         if rank is None:
-            self.down = take_linear(source, [latent], hidden, bias)
+            self.down = take_linear(source, [latent], wide, bias)
             self.q = take_linear(
-                source, [(f"{prefix}q_proj", q_size)], hidden, False, rows=(own.times(mla.qk_dim),)
+                source, [(f"{prefix}q_proj", q_size)], wide, False, rows=(own.times(mla.qk_dim),)
             )
-        else:  # both latents by one product
-            self.down = take_linear(source, [(f"{prefix}q_a_proj", rank), latent], hidden, bias)
-            self.q_norm = RMSNorm(source.take(f"{prefix}q_a_layernorm.weight", (rank,)), LATENT_EPS)
+        else:
+            q_latent = (f"{prefix}q_a_proj", rank)
+            if place.apart:
+                self.q_down = take_linear(source, [q_latent], wide, bias)
+            self.down = take_linear(source, [latent] if place.apart else [q_latent, latent], wide, bias)
+            self.q_norm = RMSNorm(source.take(f"{prefix}q_a_layernorm.weight", (rank,)), place.eps)
             self.q = take_linear(
                 source, [(f"{prefix}q_b_proj", q_size)], rank, False, rows=(own.times(mla.qk_dim),)
             )
         shape = (mla.kv_lora_rank,)
-        self.kv_norm = RMSNorm(source.take(f"{prefix}kv_a_layernorm.weight", shape), LATENT_EPS)
+        self.kv_norm = RMSNorm(source.take(f"{prefix}kv_a_layernorm.weight", shape), place.eps)
         width = mla.nope_dim + mla.v_dim
         kv_shape, part = (config.num_heads * width, mla.kv_lora_rank), Part(0, own.times(width))
         kv_b = source.take(f"{prefix}kv_b_proj.weight", kv_shape, part=part)
         self.heads = LatentHeads(kv_b.view(own.size, width, mla.kv_lora_rank), mla.nope_dim)
-        o, columns = [(f"{prefix}o_proj", hidden)], own.times(mla.v_dim)
+        o, columns = [(f"{prefix}o_proj", config.hidden_size)], own.times(mla.v_dim)
         v_size = config.num_heads * mla.v_dim
         self.o = take_linear(source, o, v_size, bias, columns=columns, join=tp.summing)
         self.indexer: Indexer | None = None
-        if mla.index is not None and index in mla.index.layers:
+        if place.has_indexer:
+            assert mla.index is not None
             self.indexer = Indexer(config, mla, mla.index, source, f"{prefix}indexer.")
 
     @property
+    def shape(self) -> MLAShape:
+        """What the cache of this layer alone keeps."""
+        if self.indexer is None:
+            return MLAShape(1, self.mla.latent_dim)
+        return MLAShape(1, self.mla.latent_dim, (0,), self.indexer.config.head_dim)
+
+    @property
     def weight_bytes(self) -> int:
-        q_norm = [] if self.q_norm is None else [self.q_norm]
-        indexer = [] if self.indexer is None else [self.indexer]
-        return total_bytes(self.down, self.q, self.kv_norm, self.heads, self.o, *q_norm, *indexer)
+        parts = (self.q_down, self.q_norm, self.indexer)
+        return total_bytes(
+            self.down, self.q, self.kv_norm, self.heads, self.o, *(part for part in parts if part is not None)
+        )
 
     def linears(self) -> list[Linear]:
+        q_down = [] if self.q_down is None else [self.q_down]
         indexer = [] if self.indexer is None else [self.indexer.q, self.indexer.k]
-        return [self.down, self.q, self.o, *indexer]
+        return [self.down, *q_down, self.q, self.o, *indexer]
 
     def __call__(
-        self, hidden: torch.Tensor, norm: RMSNorm, positions: Positions, attn: LayerAttention
+        self,
+        x: torch.Tensor,  # [T, in_features], normed
+        residual: torch.Tensor,  # [T, H], used up
+        positions: Positions,
+        attn: LayerAttention,
+        write: bool = True,
     ) -> torch.Tensor:
-        """hidden: [T, H] residual stream -> [T, H], the attention of ``norm(hidden)`` added; used up."""
-        x = norm(hidden)
-        out = attn(self.layer, self._product(x, positions))  # [T, nq, v]
-        return self.o(out.flatten(1), residual=hidden)
+        """The attention of ``x`` added to the residual stream: [T, H].
 
-    def _product(self, x: torch.Tensor, positions: Positions) -> LatentProduct:
-        """x: [T, H], normed."""
-        mla, down = self.mla, self.down(x)
+        ``write`` False: the cache holds these tokens already (``attn`` is of Block.NONE).
+        """
+        out = attn(self.layer, self._product(x, positions, write))  # [T, nq, v]
+        return self.o(out.flatten(1), residual=residual)
+
+    def write(self, pool: KVPool, places: torch.Tensor, x: torch.Tensor, positions: Positions) -> None:
+        """Only fill the cache. places: [T] int64; x: [T, in_features], normed."""
+        assert isinstance(pool, MLAKVPool)
+        down = self.down(x)
+        if self.q_norm is not None and self.q_down is None:
+            down = down[:, self.q_norm.size :]
+        pool.write(self.layer, places, self._entry(down, positions))
+        if self.indexer is not None:
+            pool.write_index_keys(self.layer, places, self.indexer.keys(x, positions))
+
+    def _product(self, x: torch.Tensor, positions: Positions, write: bool) -> LatentProduct:
+        """x: [T, in_features], normed."""
+        mla, down = self.mla, None
         q_in = x
+        if self.q_down is not None:
+            q_in = self.q_down(x)
+        elif self.q_norm is not None:
+            q_in, down = self.down(x).split((self.q_norm.size, mla.latent_dim), dim=-1)
         if self.q_norm is not None:
-            q_in, down = self.q_norm(down[:, : self.q_norm.size]), down[:, self.q_norm.size :]
+            q_in = self.q_norm(q_in)
         q = self.q(q_in).view(len(x), self.num_heads, mla.qk_dim)
         q_nope, q_rope = q.split((mla.nope_dim, mla.rope_dim), dim=-1)
-        latent, k_rope = down.split((mla.kv_lora_rank, mla.rope_dim), dim=-1)
-        k_rope = self._turn(k_rope[:, None], positions)[:, 0]
+        latent = x.new_empty(len(x), 0)
+        if write:
+            latent = self._entry(self.down(x) if down is None else down, positions)
         return LatentProduct(
             q_nope=q_nope,
             q_rope=self._turn(q_rope, positions),
-            latent=torch.cat((self.kv_norm(latent), k_rope), dim=-1),
+            latent=latent,
             heads=self.heads,
             scale=mla.softmax_scale,
             sparse=mla.index is not None,
             index=None if self.indexer is None else self.indexer(x, q_in, positions),
         )
+
+    def _entry(self, down: torch.Tensor, positions: Positions) -> torch.Tensor:
+        """What the cache keeps. down: [T, R + r], before norm and rope -> the same shape."""
+        mla = self.mla
+        latent, k_rope = down.split((mla.kv_lora_rank, mla.rope_dim), dim=-1)
+        k_rope = self._turn(k_rope[:, None], positions)[:, 0]
+        return torch.cat((self.kv_norm(latent), k_rope), dim=-1)
 
     def _turn(self, x: torch.Tensor, positions: Positions) -> torch.Tensor:
         """x: [T, heads, r]."""
@@ -165,10 +224,13 @@ class MLALayer:
     def __init__(
         self, config: ModelConfig, source: WeightSource, index: int, mlp: MLP, tp: TensorParallel
     ) -> None:
+        assert config.mla is not None
         self.index = index
-        self.attention = LatentAttention(config, source, index, tp)
-        self.mlp = mlp
         prefix, shape, eps = f"model.layers.{index}.", (config.hidden_size,), config.rms_norm_eps
+        has_indexer = config.mla.index is not None and index in config.mla.index.layers
+        place = LatentPlace(f"{prefix}self_attn.", index, has_indexer, config.hidden_size)
+        self.attention = LatentAttention(config, source, place, tp)
+        self.mlp = mlp
         self.input_norm = RMSNorm(source.take(f"{prefix}input_layernorm.weight", shape), eps)
         self.post_norm = RMSNorm(source.take(f"{prefix}post_attention_layernorm.weight", shape), eps)
 
@@ -181,7 +243,7 @@ class MLALayer:
 
     def __call__(self, hidden: torch.Tensor, positions: Positions, attn: LayerAttention) -> torch.Tensor:
         """hidden: [T, H] residual stream, used up -> [T, H]."""
-        hidden = self.attention(hidden, self.input_norm, positions, attn)
+        hidden = self.attention(self.input_norm(hidden), hidden, positions, attn)
         return self.mlp(hidden, self.post_norm)
 
 

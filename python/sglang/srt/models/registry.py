@@ -8,6 +8,7 @@ from typing import Final
 
 import torch
 
+from sglang.srt.configs.draft_config import LLAMA_DRAFTER, MLA_DRAFTER
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.distributed.tensor_parallel import TensorParallel
 from sglang.srt.model_loader.weight_source import WeightSource
@@ -17,6 +18,7 @@ from sglang.srt.models.deepseek import (
     DeepseekV3ForCausalLM,
     DeepseekV32ForCausalLM,
 )
+from sglang.srt.models.eagle3 import Eagle3Model
 from sglang.srt.models.glm4_moe import Glm4MoeForCausalLM
 from sglang.srt.models.glm_mla import Glm4MoeLiteForCausalLM, GlmMoeDsaForCausalLM
 from sglang.srt.models.gpt_oss import GptOssForCausalLM
@@ -24,6 +26,7 @@ from sglang.srt.models.kimi_k25 import KimiK25ForConditionalGeneration
 from sglang.srt.models.llama import LlamaForCausalLM
 from sglang.srt.models.llama_eagle3 import LlamaEagle3
 from sglang.srt.models.mistral import MistralForCausalLM
+from sglang.srt.models.mla_eagle3 import MLAEagle3
 from sglang.srt.models.qwen2 import Qwen2ForCausalLM
 from sglang.srt.models.qwen3 import Qwen3ForCausalLM
 from sglang.srt.models.qwen3_moe import Qwen3MoeForCausalLM
@@ -45,7 +48,9 @@ TARGETS: Final[Mapping[str, type[DecoderModel]]] = MappingProxyType(
         "GlmMoeDsaForCausalLM": GlmMoeDsaForCausalLM,
     }
 )
-DRAFTERS: Final[Mapping[str, type[LlamaEagle3]]] = MappingProxyType({"LlamaForCausalLMEagle3": LlamaEagle3})
+DRAFTERS: Final[Mapping[str, type[Eagle3Model]]] = MappingProxyType(
+    {LLAMA_DRAFTER: LlamaEagle3, MLA_DRAFTER: MLAEagle3}
+)
 
 
 def build_model(
@@ -74,7 +79,7 @@ def build_drafter(
     dtype: torch.dtype,
     device: torch.device | str,
     max_positions: int,
-) -> LlamaEagle3:
+) -> Eagle3Model:
     """Build the draft model of ``target``, whose embedding (and lm_head) it may share. It is split over the
     same ranks.
 

@@ -1,56 +1,24 @@
-"""The EAGLE-3 drafter (arXiv 2503.01840) inside a worker: it guesses, and keeps its cache exact.
+"""The drafter inside a worker, for draft models of one layer (EAGLE-3, arXiv 2503.01840; MTP heads): it
+guesses, and keeps its cache exact.
 
-Its layer at position t reads the pair (token x_{t+1}, feature g_t) and guesses x_{t+2}. Within a
+The layer at position t reads the pair (token x_{t+1}, feature g_t) and guesses x_{t+2}. Within a
 step, where the target has not been yet, its own output stands in for the feature. Nothing of a draft
 outlives the step: the next sync writes the draft KV of committed positions from true features.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
 
 import torch
 
-from sglang.srt.layers.attention.base import (
-    Block,
-    DecodeRows,
-    DraftAttentionBackend,
-    LayerAttention,
-    ScratchRows,
-)
-from sglang.srt.model_executor.drafter import DraftContext, DraftTree
-from sglang.srt.model_executor.step_plan import SpecShape
+from sglang.srt.layers.attention.base import Block, DecodeRows, DraftAttentionBackend, ScratchRows
+from sglang.srt.mem_cache.pool import KVPool
+from sglang.srt.model_executor.drafter import DraftContext, DraftTree, chain
+from sglang.srt.model_executor.step_plan import SlotAdmission, SpecShape
+from sglang.srt.models.draft_model import DraftModel
 from sglang.srt.sampling.states import SamplingStates
 from sglang.srt.speculative.tree import Frontier, TreeBuilder
-
-
-class DraftModel(Protocol):
-    """What the drafter asks of its model (one layer); see ``models/llama_eagle3.py``."""
-
-    target_ids: torch.Tensor  # [V'] int64: the target's id of every draft id
-
-    def feature(self, aux: torch.Tensor) -> torch.Tensor: ...
-
-    def kv(
-        self, next_ids: torch.Tensor, features: torch.Tensor, positions: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]: ...
-
-    def layer(
-        self,
-        embed_ids: torch.Tensor,
-        hidden: torch.Tensor,
-        positions: torch.Tensor,
-        attn: LayerAttention,
-        write: bool,
-    ) -> torch.Tensor: ...
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
-
-
-class KVWriter(Protocol):
-    """What the drafter asks of its KV pool, which has the target's pages."""
-
-    def write(self, layer: int, places: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None: ...
 
 
 class EAGLEWorkerV2:
@@ -59,7 +27,7 @@ class EAGLEWorkerV2:
     def __init__(
         self,
         model: DraftModel,
-        pool: KVWriter,
+        pool: KVPool,  # the drafter's, which has the target's pages
         backend: DraftAttentionBackend,  # bound to ``pool``
         states: SamplingStates,
         spec: SpecShape,
@@ -71,6 +39,9 @@ class EAGLEWorkerV2:
         self._backend = backend
         self._states = states
         self._spec = spec
+
+    def admit(self, admissions: Sequence[SlotAdmission]) -> None:
+        """What it keeps of a slot is in the pool and the slot state."""
 
     def draft(self, ctx: DraftContext, draft_len: int) -> DraftTree:
         """``draft_len`` draft forwards; the draft KV on 0 … L-1 is only read."""
@@ -88,9 +59,9 @@ class EAGLEWorkerV2:
         slots: torch.Tensor,  # [T] int64
         positions: torch.Tensor,  # [T] int64: t
     ) -> None:
-        """The draft KV of committed positions: all of the layer up to its cache write."""
-        k, v = self._model.kv(next_ids, features, positions)
-        self._pool.write(0, self._backend.places(slots, positions), k, v)
+        """The draft cache of committed positions: all of the layer up to its last cache write."""
+        places = self._backend.places(slots, positions)
+        self._model.write(self._pool, places, next_ids, features, positions)
 
     def _open(self, ctx: DraftContext) -> torch.Tensor:
         """Forward 1, on the pair (x_L, g_{L-1}) at L-1: [R, H_draft].
@@ -121,8 +92,7 @@ class EAGLEWorkerV2:
                 hidden = self._model.layer(tokens[-1], hidden, position, attention, write=True)
             ranks = self._ranks(ctx, hidden, ctx.seq_len + i)
             tokens.append(self._model.target_ids[ranks[:, 0].argmax(dim=-1)])
-        depths = torch.arange(draft_len + 1, device=ctx.slots.device).expand(len(ctx.slots), -1)
-        return DraftTree(torch.stack(tokens, dim=1), depths - 1, depths, None)
+        return chain(torch.stack(tokens, dim=1))
 
     def _tree(self, ctx: DraftContext, draft_len: int) -> DraftTree:
         builder, token_ids, k = TreeBuilder(self._spec.topk), self._model.target_ids, self._spec.topk

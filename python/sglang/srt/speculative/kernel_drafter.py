@@ -62,7 +62,7 @@ class KernelDrafter:
         )
         pool, rope = self._backend.pool, model.rope
         rope_cache_write(
-            model.kv_proj(pairs),
+            model.attention.kv(pairs),
             0,
             pool.num_kv_heads,
             RopeTables(rope.cos, rope.sin),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from sgl_kernel.rope.ops import CachePlaces, RopeTables, TokenRows, rope_cache_write
 from sgl_kernel.speculation.inputs.ops import PairWeights, pair_inputs
 from sglang.srt.layers.attention.triton_backend import TritonAttention
 from sglang.srt.model_executor.drafter import DraftContext, DraftTree
-from sglang.srt.model_executor.step_plan import PAD_SLOT
+from sglang.srt.model_executor.step_plan import PAD_SLOT, SlotAdmission
 from sglang.srt.models.llama_eagle3 import LlamaEagle3
 from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 
@@ -28,6 +30,9 @@ class KernelSync:
         self._model = model
         self._backend = backend
         self._weights = pair_weights(model)
+
+    def admit(self, admissions: Sequence[SlotAdmission]) -> None:
+        self._worker.admit(admissions)
 
     def draft(self, ctx: DraftContext, draft_len: int) -> DraftTree:
         return self._worker.draft(ctx, draft_len)
@@ -50,7 +55,7 @@ class KernelSync:
         pool, rope = self._backend.pool, self._model.rope
         places = CachePlaces(pool.layer_kv(0), self._backend.page_table, pool.page_size, pad_slot=PAD_SLOT)
         rope_cache_write(
-            self._model.kv_proj(pairs),
+            self._model.attention.kv(pairs),
             0,
             pool.num_kv_heads,
             RopeTables(rope.cos, rope.sin),

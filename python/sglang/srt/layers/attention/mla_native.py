@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.nn.functional as F
 
-from sglang.srt.layers.attention.base import DecodeRows, LayerAttention, PrefillRows, Product
+from sglang.srt.layers.attention.base import DecodeRows, LayerAttention, PrefillRows, Product, ScratchRows
 from sglang.srt.layers.attention.mla import IndexProduct, LatentProduct
 from sglang.srt.layers.attention.mla_sparse import best_places, index_scores
 from sglang.srt.layers.attention.rows import (
@@ -21,6 +21,7 @@ from sglang.srt.layers.attention.rows import (
     additive,
     parts_by_length,
     put_right,
+    width,
 )
 from sglang.srt.mem_cache.mla_pool import MLAKVPool
 
@@ -33,6 +34,8 @@ class TorchNativeMLA:
     def __init__(self, pool: MLAKVPool, page_table: torch.Tensor) -> None:
         self.pool = pool
         self._rows = PagedRows(page_table, pool.page_size)
+        # What tree drafts leave, [layers, rows, S, …] each, as the pool's tensors
+        self._scratch = [t.new_empty((t.shape[0], 0, 0, *t.shape[2:])) for t in pool.tensors]
 
     def places(self, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Pool places of (slot, position) pairs; same shape as its arguments, int64."""
@@ -49,6 +52,26 @@ class TorchNativeMLA:
         num_decode = decode.slots.shape[0]
         first, rest = slice(None, num_decode), slice(num_decode, None)
         return _OfLatents(_PartedLayers([(first, self._decode(decode)), (rest, self._prefill(prefill))]))
+
+    def scratch(self, rows: ScratchRows) -> LayerAttention:
+        num_rows, num_queries, num_places = rows.scratch_mask.shape
+        assert num_queries == rows.query_len and num_places == rows.write_start + num_queries
+        self._grow_scratch(num_rows, num_places)
+        columns = width(rows.base_len, rows.base_len_bound)
+        index, seen = self._rows.base(rows.slots, rows.base_len, columns)
+        of_base = seen[:, None].expand(num_rows, num_queries, columns)
+        seen = torch.cat((of_base, rows.scratch_mask), dim=2)  # [R, Q, W + write_start + Q]
+        own = [tensor[:, :num_rows, :num_places] for tensor in self._scratch]
+        return _OfLatents(_ScratchLayers(self.pool, own, index, seen, rows.write_start))
+
+    def _grow_scratch(self, num_rows: int, num_places: int) -> None:
+        """Levels written before stay where they are."""
+        for i, old in enumerate(self._scratch):
+            layers, rows, places = old.shape[:3]
+            if num_rows > rows or num_places > places:
+                more = (layers, max(num_rows, rows), max(num_places, places), *old.shape[3:])
+                self._scratch[i] = old.new_empty(more)
+                self._scratch[i][:, :rows, :places] = old
 
     def _decode(self, rows: DecodeRows) -> Layers:
         parts = parts_by_length(rows)
@@ -132,6 +155,44 @@ class _DecodeLayers:
             self._chosen = _choose(product.index, by_row, keys, self._places.seen)
         assert self._chosen is not None, f"layer {layer} has no indexer, nor had one before it"
         return self._chosen
+
+
+class _ScratchLayers:
+    """A level of a draft tree: pool places of the row, then the scratch places written so far."""
+
+    def __init__(
+        self,
+        pool: MLAKVPool,
+        scratch: list[torch.Tensor],  # [layers, R, S, …]: latents, and an indexer's keys where there are some
+        index: torch.Tensor,  # [R, W] int64 places
+        seen: torch.Tensor,  # [R, Q, W + S] bool
+        write_start: int,
+    ) -> None:
+        self._pool = pool
+        self._scratch = scratch
+        self._index = index
+        self._seen = seen
+        self._write_start = write_start
+
+    def __call__(self, layer: int, product: LatentProduct) -> torch.Tensor:
+        num_rows, num_queries, _ = self._seen.shape
+        latents = self._joined(self._scratch[0][layer], product.latent, self._pool.layer_latents(layer))
+        seen = self._seen
+        if product.sparse:
+            assert product.index is not None and self._pool.num_layers == 1, "only a drafter of one layer"
+            of_pool = self._pool.layer_index_keys(layer)
+            keys = self._joined(self._scratch[1][layer], product.index.k, of_pool)
+            seen = _choose(product.index, (num_rows, num_queries), keys, seen)
+        q = product.absorbed()  # [T, nq, R + r]
+        of_rows = q.view(num_rows, num_queries, *q.shape[1:])
+        return product.heads.values(
+            _attend_latents(of_rows, latents, seen, product.scale, product.heads.latent_dim)
+        )
+
+    def _joined(self, scratch: torch.Tensor, new: torch.Tensor, of_pool: torch.Tensor) -> torch.Tensor:
+        """Write ``new`` [T, d] to ``scratch`` [R, S, d] -> [R, W + S, d], all that the rows may see."""
+        scratch[:, self._write_start :] = new.view(len(scratch), -1, new.shape[-1])
+        return torch.cat((of_pool[self._index], scratch), dim=1)
 
 
 class _PrefillLayers:
