@@ -89,7 +89,9 @@ class PlanDriver:
                 assert not request.pages
                 outputs = tuple(request.output)
                 admissions.append(
-                    SlotAdmission(request.slot, len(request.prompt), 0, request.sampling, outputs)
+                    SlotAdmission(
+                        request.slot, len(request.prompt), 0, request.sampling, outputs, tuple(known[:1])
+                    )
                 )
             writes += self._grow(request, end)
             next_id = known[end] if end < len(known) else None

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import tempfile
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from helpers.quantise import FORMATS, write_quantised
+from helpers.tiny_drafters import write_tiny_companion, write_tiny_eagle3_mla, write_tiny_speculators
 from helpers.tiny_mla import (
     write_tiny_deepseek_v2,
     write_tiny_deepseek_v3,
@@ -71,11 +73,27 @@ def draft_folder(family: str = "llama", vocab_size: int = 256, draft_vocab: int 
     return write_tiny_eagle3(folder, target_folder(family, vocab_size), draft_vocab=draft_vocab)
 
 
+@cache
+def drafter_folder(kind: str, family: str) -> Path:
+    """``kind``: one of DRAFTERS that has a folder."""
+    return DRAFTERS[kind](Path(_root().name) / f"{family}-{kind}", target_folder(family))
+
+
+DRAFTERS: dict[str, Callable[[Path, Path], Path]] = {
+    "eagle3-mla": write_tiny_eagle3_mla,
+    "speculators": write_tiny_speculators,
+    "speculators-qwen3": partial(write_tiny_speculators, qwen3=True),
+    "standalone": write_tiny_companion,
+}
+KINDS = {"nextn": "NEXTN", "ngram": "NGRAM", "standalone": "STANDALONE"}
+
+
 def tiny_executor(
     shape: tuple[int, int, int] | None = None,  # steps, topk, draft tokens; None: no drafter
     family: str = "llama",
     vocab_size: int = 256,
     draft_vocab: int | None = 128,
+    drafter: str = "eagle3",  # or of DRAFTERS and KINDS
     **args: Any,
 ) -> InProcessExecutor:
     defaults: dict[str, Any] = {
@@ -85,8 +103,12 @@ def tiny_executor(
         "context_length": 1000,
     }
     if shape is not None:
+        if drafter == "eagle3":
+            defaults["draft_model_path"] = str(draft_folder(family, vocab_size, draft_vocab))
+        elif drafter in DRAFTERS:
+            defaults["draft_model_path"] = str(drafter_folder(drafter, family))
         defaults |= {
-            "draft_model_path": str(draft_folder(family, vocab_size, draft_vocab)),
+            "draft_kind": KINDS.get(drafter),
             "num_steps": shape[0],
             "topk": shape[1],
             "num_draft_tokens": shape[2],

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from helpers.tiny_models import BASE_CONFIG, Draw, Tensors, target_tensors, write_folder
+from helpers.tiny_models import BASE_CONFIG, Draw, Tensors, put_head, target_tensors, write_folder
 from helpers.tiny_moe import put_experts
 
 YARN = {
@@ -159,7 +159,7 @@ def _write(folder: str | Path, seed: int, family: dict[str, Any], config: dict[s
 
 
 def _tensors(fields: dict[str, Any], seed: int) -> Tensors:
-    draw, hidden, last = Draw(seed + 1), fields["hidden_size"], fields["num_hidden_layers"]
+    draw, last = Draw(seed + 1), fields["num_hidden_layers"]
     nextn = fields["num_nextn_predict_layers"]
     total = fields | {"num_hidden_layers": last + nextn}
     tensors = {name: t for name, t in target_tensors(total, seed).items() if ".self_attn." not in name}
@@ -172,9 +172,7 @@ def _tensors(fields: dict[str, Any], seed: int) -> Tensors:
     if fields.get("scoring_func") == "softmax":
         tensors = {name: t for name, t in tensors.items() if not name.endswith("e_score_correction_bias")}
     for i in range(last, last + nextn):
-        for name in ("enorm", "hnorm", "shared_head.norm"):
-            tensors[f"model.layers.{i}.{name}.weight"] = draw.norm(hidden)
-        tensors[f"model.layers.{i}.eh_proj.weight"] = draw.linear(hidden, 2 * hidden)
+        put_head(tensors, i, draw)
     return tensors
 
 

@@ -132,11 +132,11 @@ def write_tiny_eagle3(
         "torch_dtype": "float32",
     }
     fields |= config
-    tensors = _eagle3_tensors(fields, _read_target(Path(target_folder)), seed)
+    tensors = _eagle3_tensors(fields, read_target(Path(target_folder)), seed)
     names = {name: model_prefix + name for name in tensors if name not in ("d2t", "t2d")}
     renamed = {names.get(n, n).replace("midlayer.", layer_prefix): t for n, t in tensors.items()}
     if with_embedding:
-        renamed[model_prefix + "embed_tokens.weight"] = _read_target(Path(target_folder))[
+        renamed[model_prefix + "embed_tokens.weight"] = read_target(Path(target_folder))[
             "model.embed_tokens.weight"
         ].clone()
     return write_folder(folder, fields, renamed)
@@ -164,12 +164,24 @@ def write_folder(folder: str | Path, config: dict[str, Any], tensors: Tensors, n
     return folder
 
 
+def put_head(tensors: Tensors, layer: int, draw: Draw) -> None:
+    """What a draft head (MTP) has beside its layer ``layer``. It guesses from the last token's embedding, as
+    its target mostly does, and with the target's last norm."""
+    hidden = len(tensors["model.norm.weight"])
+    prefix = f"model.layers.{layer}."
+    tensors[f"{prefix}enorm.weight"] = draw.norm(hidden)
+    tensors[f"{prefix}hnorm.weight"] = draw.norm(hidden)
+    joined = torch.cat((torch.eye(hidden), draw.linear(hidden, hidden, 0.2)), 1)
+    tensors[f"{prefix}eh_proj.weight"] = joined
+    tensors[f"{prefix}shared_head.norm.weight"] = tensors["model.norm.weight"].clone()
+
+
 def _write_target(folder: str | Path, seed: int, fields: dict[str, Any]) -> Path:
     num_shards = fields.pop("num_shards", 1)
     return write_folder(folder, fields, target_tensors(fields, seed), num_shards)
 
 
-def _read_target(folder: Path) -> Tensors:
+def read_target(folder: Path) -> Tensors:
     tensors: Tensors = {}
     for file in sorted(folder.glob("*.safetensors")):
         tensors |= load_file(file)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from helpers.tiny_models import BASE_CONFIG, Draw, Tensors, target_tensors, write_folder
+from helpers.tiny_models import BASE_CONFIG, Draw, Tensors, put_head, target_tensors, write_folder
 
 
 def write_tiny_qwen3_moe(folder: str | Path, seed: int = 0, **config: Any) -> Path:
@@ -52,14 +52,14 @@ def write_tiny_glm4_moe(folder: str | Path, seed: int = 0, **config: Any) -> Pat
         "num_nextn_predict_layers": 1,
     }
     fields |= config
-    draw, hidden, last = Draw(seed + 1), fields["hidden_size"], fields["num_hidden_layers"]
-    tensors = target_tensors(fields, seed)
+    draw, last = Draw(seed + 1), fields["num_hidden_layers"]
+    heads = fields["num_nextn_predict_layers"]
+    tensors = target_tensors(fields | {"num_hidden_layers": last + heads}, seed)
     tensors = {name: t for name, t in tensors.items() if not name.endswith("o_proj.bias")}
-    layers = list(range(fields["first_k_dense_replace"], last))
+    layers = list(range(fields["first_k_dense_replace"], last + heads))
     put_experts(tensors, fields, layers, fields["n_routed_experts"], draw)
-    for name in ("enorm", "hnorm", "shared_head.norm"):
-        tensors[f"model.layers.{last}.{name}.weight"] = draw.norm(hidden)
-    tensors[f"model.layers.{last}.eh_proj.weight"] = draw.linear(hidden, 2 * hidden)
+    for layer in range(last, last + heads):
+        put_head(tensors, layer, draw)
     return write_folder(folder, fields, tensors)
 
 

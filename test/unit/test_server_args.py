@@ -125,6 +125,24 @@ def test_what_needs_a_gpu_says_what_is_used_instead() -> None:
 
 
 @pytest.mark.parametrize(
+    "given,kind,shape",
+    [
+        ("EAGLE3 --speculative-draft-model-path d", "EAGLE3", (5, 4, 8)),
+        ("EAGLE", "NEXTN", (3, 1, 4)),
+        ("nextn --speculative-draft-model-path d", "NEXTN", (3, 1, 4)),
+        ("STANDALONE --speculative-draft-model-path d", "STANDALONE", (3, 1, 4)),
+        ("NGRAM", "NGRAM", (5, 1, 6)),
+        ("NGRAM --speculative-num-steps 2", "NGRAM", (2, 1, 3)),
+    ],
+)
+def test_kinds_of_drafter(given: str, kind: str, shape: tuple[int, int, int]) -> None:
+    args = resolved(f"--speculative-algorithm {given}", "LlamaForCausalLM")
+    found = args.speculative_num_steps, args.speculative_eagle_topk, args.speculative_num_draft_tokens
+    assert (args.speculative_algorithm, found) == (kind, shape)
+    assert executor_args(args).draft_kind == kind
+
+
+@pytest.mark.parametrize(
     "line, words",
     [
         ("--tmp-size 1", "did you mean --tp-size"),
@@ -162,7 +180,13 @@ def test_what_needs_a_gpu_says_what_is_used_instead() -> None:
         ("--page-size 100000000000", "--page-size must be at most 1024"),
         ("--chunked-prefill-size 0", "--chunked-prefill-size"),
         ("--mem-fraction-static 1.5", "--mem-fraction-static"),
-        ("--speculative-algorithm NGRAM", "NGRAM is not supported yet; supported: EAGLE3"),
+        ("--speculative-algorithm DFLASH", "DFLASH is not supported yet; supported: EAGLE3 and STANDALONE"),
+        ("--speculative-algorithm STANDALONE", "STANDALONE needs --speculative-draft-model-path"),
+        ("--speculative-algorithm NGRAM --speculative-draft-model-path d", "no use with.*NGRAM"),
+        (
+            "--speculative-algorithm ngram --speculative-num-steps 3 --speculative-eagle-topk 2",
+            "--speculative-eagle-topk 2 is not supported with --speculative-algorithm NGRAM",
+        ),
         ("--speculative-algorithm FOO", "FOO is unknown"),
         ("--speculative-algorithm EAGLE3", "--speculative-draft-model-path"),
         ("--speculative-num-steps 3", "--speculative-num-steps needs a drafter"),

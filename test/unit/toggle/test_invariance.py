@@ -27,6 +27,15 @@ FAMILIES = {
     "glm-5": SHAPES[1],
 }
 QUANTISED = {"int4": SHAPES[0], "awq": SHAPES[2], "nvfp4": SHAPES[1]}
+DRAFTERS = {  # family, drafter, shape
+    "speculators": ("llama", "speculators", SHAPES[1]),
+    "eagle3-mla": ("kimi-k2.5", "eagle3-mla", SHAPES[1]),
+    "nextn-deepseek": ("deepseek-v3", "nextn", SHAPES[0]),
+    "nextn-glm4": ("glm4-moe", "nextn", SHAPES[0]),
+    "nextn-glm5": ("glm-5", "nextn", SHAPES[1]),
+    "standalone": ("llama", "standalone", SHAPES[0]),
+    "ngram": ("llama", "ngram", SHAPES[0]),
+}
 FEW_SCHEDULES = 3  # of each family beside Llama
 TOKENS_PER_EXEMPTION = 20_000
 
@@ -38,11 +47,10 @@ def run_schedules(
     first_seed: int,
     count: int,
     family: str = "llama",
+    drafter: str = "eagle3",
 ) -> Tally:
-    tokens = 2048
-    executor = tiny_executor(
-        shape, family, dtype=dtype, page_size=page_size, max_total_tokens=tokens, max_running_requests=6
-    )
+    sizes = {"page_size": page_size, "max_total_tokens": 2048, "max_running_requests": 6}
+    executor = tiny_executor(shape, family, drafter=drafter, dtype=dtype, **sizes)
     plain = tiny_executor(None, family, dtype=dtype, max_total_tokens=512, max_running_requests=1)
     reference = Reference(plain, allow_ties=dtype == "float32")
     tally = Tally()
@@ -103,6 +111,15 @@ def test_other_families(family: str, shape: tuple[int, int, int]) -> None:
     assert tally.tokens > 20 * FEW_SCHEDULES
 
 
+@pytest.mark.parametrize("kind", ["eagle3-mla", "nextn-glm4", "nextn-glm5", "standalone", "ngram"])
+def test_other_drafters(kind: str) -> None:
+    family, drafter, shape = DRAFTERS[kind]
+    tally = run_schedules(shape, 1, "float64", first_seed(kind), FEW_SCHEDULES - 1, family, drafter)
+    print(f"\nfloat64 {kind} {shape}: {tally.line()}")
+    assert tally.plain_steps > 0 and tally.spec_steps > 0
+    assert tally.tokens > 20 * FEW_SCHEDULES
+
+
 @pytest.mark.parametrize("form,shape", QUANTISED.items(), ids=list(QUANTISED))
 def test_quantised_models(form: str, shape: tuple[int, int, int]) -> None:
     """And their drafters."""
@@ -129,6 +146,17 @@ def test_many_schedules_of_quantised_models(form: str) -> None:
 def test_many_schedules_of_other_families(family: str, shape: tuple[int, int, int]) -> None:
     tally = run_schedules(shape, 16, "float64", first_seed(family, 16), 100 * FEW_SCHEDULES, family)
     print(f"\nfloat64 {family} {shape}: {tally.line()}")
+    check_coverage(tally)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", DRAFTERS)
+@pytest.mark.timeout(0)
+def test_many_schedules_of_other_drafters(kind: str) -> None:
+    family, drafter, shape = DRAFTERS[kind]
+    count = 100 * FEW_SCHEDULES
+    tally = run_schedules(shape, 16, "float64", first_seed(kind, 16), count, family, drafter)
+    print(f"\nfloat64 {kind} {shape}: {tally.line()}")
     check_coverage(tally)
 
 
