@@ -29,7 +29,7 @@ from sglang.srt.distributed.shares import ShardingError
 from sglang.srt.distributed.tensor_parallel import TensorParallel
 from sglang.srt.managers.executor_build import build_executor
 from sglang.srt.model_executor.step_plan import SlotSampling
-from sglang.srt.models import llama_eagle3
+from sglang.srt.models import eagle3
 
 CHAIN, TREE = (3, 1, 4), (2, 4, 16)
 NUM_TOKENS = 14
@@ -105,7 +105,7 @@ def test_any_family_over_any_number_of_ranks(family: str, shape: tuple[int, int,
 
 def test_odd_sizes_and_quantised_experts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three ranks: a vocabulary and inner sizes that don't divide, 4 bits in groups of 32, and ``fc`` split."""
-    monkeypatch.setattr(llama_eagle3, "FC_SPLIT_BYTES", 0)
+    monkeypatch.setattr(eagle3, "FC_SPLIT_BYTES", 0)
     sizes = {"vocab_size": 256, "num_attention_heads": 6, "num_key_value_heads": 6, "hidden_size": 96}
     plain = write_tiny_kimi_k25(
         tmp_path / "plain", **sizes, moe_intermediate_size=128, n_routed_experts=4, num_hidden_layers=3
