@@ -32,7 +32,7 @@ from sglang.srt.model_executor.step_plan import SlotSampling
 from sglang.srt.models import eagle3
 
 CHAIN, TREE = (3, 1, 4), (2, 4, 16)
-NUM_TOKENS = 14
+NUM_TOKENS = 10
 PROMPTS = ((0.0, 20), (1.0, 7), (0.7, 33))  # temperature, tokens
 
 
@@ -86,8 +86,7 @@ def check_equal(args: ExecutorArgs, seed: int = 0, num_tokens: int = NUM_TOKENS)
 
 
 @pytest.mark.parametrize(
-    "family, shape",
-    [("llama", CHAIN), ("qwen2", TREE), ("gpt-oss", CHAIN), ("kimi-k2.5", TREE), ("glm-5", CHAIN)],
+    "family, shape", [("llama", CHAIN), ("gpt-oss", CHAIN), ("kimi-k2.5", TREE), ("glm-5", CHAIN)]
 )
 def test_two_ranks_are_one_model(family: str, shape: tuple[int, int, int]) -> None:
     check_equal(arguments(target_folder(family), draft_folder(family), shape, tp_size=2))
@@ -104,7 +103,7 @@ def test_any_family_over_any_number_of_ranks(family: str, shape: tuple[int, int,
 
 
 def test_odd_sizes_and_quantised_experts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three ranks: a vocabulary and inner sizes that don't divide, 4 bits in groups of 32, and ``fc`` split."""
+    """Three ranks: a vocabulary and inner sizes that don't divide, groups of 32, and ``fc`` split."""
     monkeypatch.setattr(eagle3, "FC_SPLIT_BYTES", 0)
     sizes = {"vocab_size": 256, "num_attention_heads": 6, "num_key_value_heads": 6, "hidden_size": 96}
     plain = write_tiny_kimi_k25(
@@ -152,7 +151,7 @@ def test_ranks_agree_whatever_their_sums_are(before: bool, monkeypatch: pytest.M
     args = arguments(target_folder("qwen3-moe"), draft_folder("qwen3-moe"), TREE, dtype="float32", tp_size=2)
     group = RankGroup(args, lambda inner, rank: Noisy(inner, rank, before))
     try:
-        generate(group, 3, 2, 30)
+        generate(group, 3, 2, 14)
         features = [rank.worker.state.draft_feature for rank in group.ranks]
         assert torch.equal(*features) == before  # the streams do differ, only what is chosen doesn't
     finally:
