@@ -19,7 +19,7 @@ import torch.distributed as dist
 from helpers.plan_driver import PlanDriver
 from helpers.quantise import FORMATS, write_quantised
 from helpers.rank_group import RankGroup
-from helpers.tiny_executor import WRITERS, draft_folder, target_folder
+from helpers.tiny_executor import DRAFTERS, KINDS, WRITERS, draft_folder, drafter_folder, target_folder
 from helpers.tiny_mla import write_tiny_kimi_k25
 from helpers.tiny_models import write_tiny_eagle3, write_tiny_llama
 
@@ -74,7 +74,7 @@ def generate(executor: Any, seed: int, most_drafts: int, num_tokens: int = NUM_T
 
 
 def check_equal(args: ExecutorArgs, seed: int = 0, num_tokens: int = NUM_TOKENS) -> None:
-    most = args.num_steps if args.draft_model_path else 0
+    most = args.num_steps if args.draft_model_path or args.draft_kind else 0
     whole, group = build_executor(replace(args, tp_size=1)), RankGroup(args)
     try:
         assert generate(group, seed, most, num_tokens) == generate(whole, seed, most, num_tokens)
@@ -90,6 +90,25 @@ def check_equal(args: ExecutorArgs, seed: int = 0, num_tokens: int = NUM_TOKENS)
 )
 def test_two_ranks_are_one_model(family: str, shape: tuple[int, int, int]) -> None:
     check_equal(arguments(target_folder(family), draft_folder(family), shape, tp_size=2))
+
+
+@pytest.mark.parametrize(
+    "family, drafter, shape",
+    [
+        ("kimi-k2.5", "eagle3-mla", TREE),
+        pytest.param("kimi-k2.5", "eagle3-mla", CHAIN, marks=pytest.mark.long),
+        pytest.param("llama", "speculators-qwen3", TREE, marks=pytest.mark.long),
+        pytest.param("glm4-moe", "nextn", TREE, marks=pytest.mark.long),
+        pytest.param("glm-5", "nextn", CHAIN, marks=pytest.mark.long),
+        pytest.param("glm-5", "nextn", TREE, marks=pytest.mark.long),
+        pytest.param("llama", "standalone", CHAIN, marks=pytest.mark.long),
+        pytest.param("llama", "ngram", CHAIN, marks=pytest.mark.long),
+    ],
+)
+def test_other_drafters_over_two_ranks(family: str, drafter: str, shape: tuple[int, int, int]) -> None:
+    folder = drafter_folder(drafter, family) if drafter in DRAFTERS else None
+    kind = KINDS.get(drafter)
+    check_equal(arguments(target_folder(family), folder, shape, tp_size=2, draft_kind=kind))
 
 
 @pytest.mark.long

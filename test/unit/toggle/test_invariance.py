@@ -117,7 +117,7 @@ def test_other_drafters(kind: str) -> None:
     tally = run_schedules(shape, 1, "float64", first_seed(kind), FEW_SCHEDULES - 1, family, drafter)
     print(f"\nfloat64 {kind} {shape}: {tally.line()}")
     assert tally.plain_steps > 0 and tally.spec_steps > 0
-    assert tally.tokens > 20 * FEW_SCHEDULES
+    assert tally.tokens > 40
 
 
 @pytest.mark.parametrize("form,shape", QUANTISED.items(), ids=list(QUANTISED))
