@@ -7,13 +7,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from helpers.run_model import MAX_TOKENS, load_target, make_attention
-from helpers.tiny_mla import write_tiny_deepseek_v3, write_tiny_glm4_moe_lite, write_tiny_glm5
+from helpers.tiny_mla import (
+    write_tiny_deepseek_v3,
+    write_tiny_deepseek_v32,
+    write_tiny_glm4_moe_lite,
+    write_tiny_glm5,
+)
 from helpers.tiny_models import write_folder, write_tiny_llama
 from helpers.tiny_moe import write_tiny_glm4_moe
 from safetensors.torch import load_file
@@ -29,6 +35,7 @@ from sglang.srt.models.nextn import NextnHead
 
 WRITERS: dict[str, Callable[..., Path]] = {
     "deepseek-v3": write_tiny_deepseek_v3,
+    "deepseek-v3.2": partial(write_tiny_deepseek_v32, num_nextn_predict_layers=1),
     "glm4-moe": write_tiny_glm4_moe,
     "glm-4.7-flash": write_tiny_glm4_moe_lite,
     "glm-5": write_tiny_glm5,
@@ -110,7 +117,7 @@ def test_a_sync_writes_what_the_layer_writes(tmp_path: Path, family: str) -> Non
     head.write(synced.pool, places, ids, hidden, positions)
     for ours, theirs in zip(synced.pool.tensors, full.pool.tensors, strict=True):
         torch.testing.assert_close(ours[:, places], theirs[:, places], rtol=1e-9, atol=1e-9)
-    assert len(synced.pool.tensors) == (2 if family == "glm-5" else 1)
+    assert len(synced.pool.tensors) == (2 if family in ("glm-5", "deepseek-v3.2") else 1)
     before = [tensor.clone() for tensor in synced.pool.tensors]
     none = DecodeRows(torch.tensor([2]), torch.tensor([T]), T, 1, Block.NONE)
     a = head.layer(ids[-1:], hidden[-1:], positions[-1:], synced.decode(none), write=False)
