@@ -121,6 +121,43 @@ def test_any_family_over_any_number_of_ranks(family: str, shape: tuple[int, int,
         check_equal(args, seed, 40)
 
 
+def check_kind(drafter: str, family: str, size: int, num_tokens: int = NUM_TOKENS) -> None:
+    folder = drafter_folder(drafter, family) if drafter in DRAFTERS else None
+    args = arguments(target_folder(family), folder, CHAIN, draft_kind=KINDS.get(drafter), tp_size=size)
+    check_equal(args, 1, num_tokens)
+
+
+@pytest.mark.parametrize("drafter, family", [("nextn", "glm-5"), ("standalone", "llama")])
+def test_drafters_of_other_kinds(drafter: str, family: str) -> None:
+    check_kind(drafter, family, 2)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "drafter, family",
+    [
+        ("eagle3-mla", "kimi-k2.5"),
+        ("eagle3-mla", "llama"),
+        ("speculators-qwen3", "qwen3"),
+        ("nextn", "deepseek-v3"),
+        ("nextn", "glm4-moe"),
+        ("ngram", "llama"),
+        ("standalone", "qwen3-moe"),
+    ],
+)
+@pytest.mark.parametrize("size", [2, 4])
+def test_any_kind_over_any_number_of_ranks(drafter: str, family: str, size: int) -> None:
+    check_kind(drafter, family, size, 40)
+
+
+def test_ranks_agree_on_what_they_measure() -> None:
+    """A rank that went on measuring while another one has stopped would wait for it for ever."""
+    args = arguments(target_folder("llama"), draft_folder("llama"), CHAIN, tp_size=2)
+    group = RankGroup(replace(args, measure_costs=True, measure_costs_s=0.1))
+    assert group.info.costs and all(rank.info == group.info for rank in group.ranks)
+    group.shutdown()
+
+
 def test_odd_sizes_and_quantised_experts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three ranks: a vocabulary and inner sizes that don't divide, groups of 32, and ``fc`` split."""
     monkeypatch.setattr(eagle3, "FC_SPLIT_BYTES", 0)

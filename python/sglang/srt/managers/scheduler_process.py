@@ -148,9 +148,7 @@ def _end_with(error: str, folder: Path) -> None:
 
 
 def _is_for_user(error: Exception) -> bool:
-    if isinstance(error, ServerArgsError | TokenizerError):
-        return True
-    return error.for_user if isinstance(error, WorkerError) else is_for_user(error)
+    return isinstance(error, ServerArgsError | TokenizerError | WorkerError) or is_for_user(error)
 
 
 def main() -> int:

@@ -40,11 +40,7 @@ _SHARED_MEMORY: Final = Path("/dev/shm")
 
 
 class WorkerError(RuntimeError):
-    """A worker could not start, or ended; one line that names it."""
-
-    def __init__(self, message: str, for_user: bool) -> None:
-        super().__init__(message)
-        self.for_user = for_user  # the user can do something about it
+    """A worker could not start, or ended; one line for the user, that names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,10 +215,10 @@ class _Watched:
         name = f"tensor-parallel worker {self.rank}"
         if self.failed is None:
             assert self.code is not None
-            return WorkerError(describe_exit(name, self.code), for_user=True)
+            return WorkerError(describe_exit(name, self.code))
         if self.failed.for_user:
-            return WorkerError(self.failed.error, for_user=True)
-        return WorkerError(f"the {name} process failed: {self.failed.error}", for_user=True)
+            return WorkerError(self.failed.error)
+        return WorkerError(f"the {name} process failed: {self.failed.error}")
 
 
 def make_folder() -> Path:
