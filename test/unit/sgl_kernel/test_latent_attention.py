@@ -228,10 +228,10 @@ DEVICES = pytest.mark.parametrize("info", [H200, RTX_PRO_6000], ids=lambda info:
 def test_fits_and_loads_latents_once(info: DeviceInfo) -> None:
     """8 heads are those of Kimi-K2.5 or GLM-5 as one of 8 ranks has them."""
     made = compiled(8, 4, info)
-    # One buffer of latents serves keys and values; filled in 16-byte pieces.
+    # One buffer of latents serves keys and values; two are in flight, filled in pieces of up to 16 bytes.
     buffers = re.findall(r"ttg\.local_alloc : \(\) -> !ttg\.memdesc<(\d+)x(\d+)x(\d+)x", made.ttgir)
-    assert sorted(int(width) for _, _, width in buffers) == [ROPE, R], buffers
-    assert set(re.findall(r"cp\.async\.c[ag]\.shared\.global.*?(0x\w+),", made.ptx)) == {"0x10"}
+    assert sorted((int(width), int(count)) for count, _, width in buffers) == [(ROPE, 2), (R, 2)], buffers
+    assert "0x10" in set(re.findall(r"cp\.async\.c[ag]\.shared\.global.*?(0x\w+),", made.ptx))
 
 
 @pytest.mark.long
