@@ -7,7 +7,8 @@ A ragged step verifies only the drafts it is given: its time is that of its quer
 and of as many draft forwards over all rows as its longest draft has. *Bound*: every request's chances are
 known, no padding; the allocation is the best there is (drafts sorted by chance, the best number of them).
 *Estimated*: chances are learned request by request, shrunk to what new requests show, and query tokens are
-padded to the sizes graphs exist for; against a common length chosen by the same knowledge.
+padded to the sizes graphs exist for; against a common length chosen by the same knowledge. Both may take the
+graph of more query tokens where that is faster.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ OUTPUT: Final = 256  # tokens of a request
 PRIOR_DRAFTS: Final = 6.0  # that a new request's chances count as
 NEW_STEPS: Final = 4  # of a request, which show what new ones are like
 KEPT: Final = 0.98  # of what a request's earlier steps showed, a step
-FAR: Final = 4096.0  # query tokens; the line of verification goes on to there
+FAR: Final = 4096.0  # query tokens; beyond what was measured, verification grows as they do, up to there
 
 
 class Costs:
@@ -50,12 +51,13 @@ class Costs:
     def __init__(
         self, structure: StepStructure, rows: int, kv_tokens: float, num_steps: int, pad: bool
     ) -> None:
-        points = (*structure.verify, (FAR, line(structure.verify, FAR)))
+        most, longest_s = structure.verify[-1]
+        points = (*structure.verify, (FAR, longest_s * FAR / most))
         tokens = np.arange(rows, rows * (num_steps + 1) + 1)  # [drafts + 1] query tokens
-        if pad:
-            ladder = np.array(default_sizes(int(FAR)))
-            tokens = ladder[np.searchsorted(ladder, tokens)]
-        verify = np.interp(tokens, [x for x, _ in points], [y for _, y in points])
+        # Some numbers of query tokens are slow; a step of such a number can be padded to a faster one.
+        sizes = np.array(default_sizes(int(FAR))) if pad else np.arange(1, int(FAR) + 1)
+        times = np.interp(sizes, [x for x, _ in points], [y for _, y in points])
+        verify = np.minimum.accumulate(times[::-1])[::-1][np.searchsorted(sizes, tokens)]
         self.by_drafts = verify + structure.per_kv_token_s * kv_tokens  # [drafts + 1] without draft forwards
         self.forward_s = line(structure.draft, rows)
         self.rows = rows

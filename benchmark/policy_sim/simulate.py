@@ -5,7 +5,8 @@
 
 ``TABLE.json`` is what ``python -m sglang.tune_spec --save`` or ``make_table.py`` writes. A trace is the name
 of a load (``workload.py``) or a file of ``benchmark/traces.py``. Regret: 1 - tokens a second / those of the
-best draft length at every decode step that the policy ran, with the true costs and chances known.
+best draft length at every decode step that the policy ran, with the true costs and chances known. Steps take
+what ``--truth`` says (another table of the same lengths), or what the policies are told, ``--costs``.
 """
 
 from __future__ import annotations
@@ -75,6 +76,9 @@ def workload_of(trace: str, seed: int, seconds: float, length: float) -> Workloa
 
 def run(args: argparse.Namespace) -> Iterator[dict[str, object]]:
     loaded = AutoTable.from_json(args.costs.read_text())
+    true = AutoTable.from_json((args.truth or args.costs).read_text()).table
+    if true.draft_lens != loaded.table.draft_lens:
+        raise SystemExit(f"--truth has draft lengths {true.draft_lens}, --costs {loaded.table.draft_lens}")
     made = policies(loaded.table, loaded.shape.num_steps)
     chosen = made if args.policy == ["all"] else {name: made[name] for name in args.policy}
     traces = list(RECIPES) if args.trace == ["all"] else args.trace
@@ -82,7 +86,7 @@ def run(args: argparse.Namespace) -> Iterator[dict[str, object]]:
     cases = [(t, n, seed) for t in traces for n in chosen for seed in seeds]
     for trace, name, seed in tqdm(cases, unit="run", disable=args.quiet):
         workload = workload_of(trace, seed, args.seconds, args.accept_length)
-        truth = Truth(loaded.table, workload, loaded.shape.num_steps)
+        truth = Truth(true, workload, loaded.shape.num_steps)
         result = Simulation(workload, truth, chosen[name](seed), seed).run()
         yield {
             "trace": workload.name,
@@ -96,6 +100,7 @@ def run(args: argparse.Namespace) -> Iterator[dict[str, object]]:
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--costs", type=Path, help="JSON as --speculative-auto-table reads it")
+    parser.add_argument("--truth", type=Path, help="what steps take, if not what --costs says")
     parser.add_argument("--trace", nargs="+", default=["all"], help=f"{', '.join(RECIPES)}, a file, or all")
     parser.add_argument("--policy", nargs="+", default=["all"], help="names as in the table, or all")
     parser.add_argument("--out", type=Path, help="JSONL, one line a run")

@@ -2,15 +2,19 @@
 
     seconds = verify(query tokens of all rows) + forwards * draft(rows) + per_kv_token_s * KV tokens
 
-Plain steps give ``verify`` up to their largest size, speculative ones of the longest draft give ``draft`` and
-the rest of ``verify``. So steps that were not measured (other draft lengths, ragged ones) can be estimated.
+Steps of different draft lengths with the same number of query tokens tell the two apart. So steps that were
+not measured (ragged ones) can be estimated.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
 
 from sglang.srt.model_executor.step_plan import StepCost
 
@@ -27,13 +31,9 @@ class StepStructure:
     draft: Points  # by rows; one draft forward
     per_kv_token_s: float
 
-    def seconds(self, rows: int, query_tokens: float, num_forwards: int, kv_tokens: float) -> float:
-        fixed = line(self.verify, query_tokens) + num_forwards * line(self.draft, rows)
-        return fixed + self.per_kv_token_s * kv_tokens
-
-    def cost(self, draft_len: int, rows: int) -> StepCost:
-        fixed = self.seconds(rows, rows * (draft_len + 1), draft_len, 0.0)
-        return StepCost(draft_len, rows, fixed, self.per_kv_token_s)
+    def fixed_s(self, draft_len: int, rows: int) -> float:
+        """Of a step, without the KV tokens it reads."""
+        return line(self.verify, rows * (draft_len + 1)) + draft_len * line(self.draft, rows)
 
 
 def line(points: Points, x: float) -> float:
@@ -45,29 +45,49 @@ def line(points: Points, x: float) -> float:
     return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
 
 
+def timed(costs: Sequence[StepCost]) -> list[StepCost]:
+    """Without those on the straight line between their neighbours, which were not measured."""
+    by_length: dict[int, list[StepCost]] = defaultdict(list)
+    for cost in costs:
+        by_length[cost.draft_len].append(cost)
+    kept = []
+    for of_length in by_length.values():
+        of_length.sort(key=lambda cost: cost.rows)
+        for index, cost in enumerate(of_length):
+            around = of_length[max(0, index - 1) : index + 2 : 2]
+            points = tuple((float(c.rows), c.fixed_s) for c in around)
+            if len(around) < 2 or abs(line(points, cost.rows) / cost.fixed_s - 1.0) > 1e-9:
+                kept.append(cost)
+    return kept
+
+
 def structure_of(costs: Sequence[StepCost]) -> StepStructure:
-    """From plain steps and those of the longest draft.
+    """By least squares: a value for each number of query tokens, a line for draft forwards.
 
     Raises:
-        StructureError: either is missing, or no size has its verification among the plain ones.
+        StructureError: nothing tells verification and draft forwards apart.
     """
-    longest = max((cost.draft_len for cost in costs), default=0)
-    plain = sorted((c for c in costs if c.draft_len == 0), key=lambda c: c.rows)
-    drafted = sorted((c for c in costs if c.draft_len == longest), key=lambda c: c.rows)
-    if not plain or longest == 0:
+    told = timed(costs)
+    if not {0} < {cost.draft_len for cost in told}:
         raise StructureError("costs of plain steps and of speculative ones are needed")
-    verify: Points = tuple((float(c.rows), c.fixed_s) for c in plain)
-    within = [c for c in drafted if c.rows * (longest + 1) <= plain[-1].rows]
-    if not within:
-        raise StructureError(f"plain steps of {drafted[0].rows * (longest + 1)} rows or more are needed")
-    draft: Points = tuple(
-        (float(c.rows), max(0.0, (c.fixed_s - line(verify, c.rows * (longest + 1))) / longest))
-        for c in within
+    tokens = sorted({_query_tokens(cost) for cost in told})
+    if len(tokens) == len(told):
+        raise StructureError("steps of two draft lengths with the same number of query tokens are needed")
+    parts = np.zeros((len(told), len(tokens) + 2))  # [costs, query tokens + (draft forward, its part by row)]
+    for row, cost in zip(parts, told, strict=True):
+        row[tokens.index(_query_tokens(cost))] = 1.0
+        row[-2:] = cost.draft_len, cost.draft_len * cost.rows
+    parts /= np.array([cost.fixed_s for cost in told])[:, None]
+    found = np.linalg.lstsq(parts, np.ones(len(told)), rcond=None)[0]
+    if found[-1] < 0.0:  # more rows are never cheaper
+        found = np.append(np.linalg.lstsq(parts[:, :-1], np.ones(len(told)), rcond=None)[0], 0.0)
+    ends = (1.0, float(max(cost.rows for cost in told)))
+    return StepStructure(
+        verify=tuple(zip(map(float, tokens), map(float, found[:-2]), strict=True)),
+        draft=tuple((rows, max(0.0, float(found[-2] + found[-1] * rows))) for rows in ends),
+        per_kv_token_s=median(cost.per_kv_token_s for cost in told),
     )
-    beyond: Points = tuple(
-        (float(c.rows * (longest + 1)), c.fixed_s - longest * line(draft, c.rows))
-        for c in drafted
-        if c not in within
-    )
-    per_token = sum(c.per_kv_token_s for c in plain) / len(plain)
-    return StepStructure(verify + beyond, draft, per_token)
+
+
+def _query_tokens(cost: StepCost) -> int:
+    return cost.rows * (cost.draft_len + 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from benchmark.policy_sim import best_lengths, make_table, ragged, simulate, tab
 from benchmark.policy_sim.engine import Result, Simulation, Truth
 from benchmark.policy_sim.policies import Auto, Outcome, Policy, Threshold, View, best_schedule
 from benchmark.policy_sim.published import AcceptanceAverage, Exp3, Goodput, Ucb
-from benchmark.policy_sim.structure import StepStructure, StructureError, line, structure_of
+from benchmark.policy_sim.structure import StepStructure, StructureError, line, structure_of, timed
 from benchmark.policy_sim.workload import (
     RECIPES,
     Workload,
@@ -41,7 +41,7 @@ STRUCTURE = StepStructure(
     per_kv_token_s=3.2e-8,
 )
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-COSTS = [STRUCTURE.cost(k, n) for k in range(4) for n in SIZES]
+COSTS = [StepCost(k, n, STRUCTURE.fixed_s(k, n), STRUCTURE.per_kv_token_s) for k in range(4) for n in SIZES]
 TABLE = CostTable.from_costs(COSTS, padded=True)
 
 
@@ -50,28 +50,117 @@ def test_lines_go_through_points_and_on() -> None:
     assert [line(points, x) for x in (0.5, 1, 2, 3, 4, 5, 7)] == [2, 2, 4, 6, 6.5, 7, 8]
 
 
-def test_a_structure_is_found_again_in_its_costs() -> None:
-    found = structure_of([cost for cost in COSTS if cost.draft_len in (0, 3)])
+@pytest.mark.parametrize("lengths", [(0, 3), (0, 1), (0, 1, 2, 3)])
+def test_a_structure_is_found_again_in_its_costs(lengths: tuple[int, ...]) -> None:
+    told = [cost for cost in COSTS if cost.draft_len in lengths]
+    found = structure_of(told)
     assert found.per_kv_token_s == pytest.approx(STRUCTURE.per_kv_token_s)
-    for k, n in itertools.product(range(4), SIZES[:-1]):
-        assert found.cost(k, n).fixed_s == pytest.approx(STRUCTURE.cost(k, n).fixed_s, rel=0.02)
+    for cost in told:
+        assert found.fixed_s(cost.draft_len, cost.rows) == pytest.approx(cost.fixed_s, rel=1e-6)
+    for k, n in itertools.product(range(4), SIZES[:5]):
+        assert found.fixed_s(k, n) == pytest.approx(STRUCTURE.fixed_s(k, n), rel=0.02)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 1000))
+def test_a_draft_forward_never_gets_cheaper_with_rows(seed: int) -> None:
+    source = np.random.default_rng(seed)
+    costs = [replace(cost, fixed_s=cost.fixed_s * source.uniform(0.8, 1.2)) for cost in COSTS]
+    (_, few), (_, many) = structure_of(costs).draft
+    assert 0.0 <= few <= many
 
 
 def test_what_has_no_structure() -> None:
     with pytest.raises(StructureError, match="plain steps and of speculative"):
         structure_of([cost for cost in COSTS if cost.draft_len == 0])
-    with pytest.raises(StructureError, match="of 4 rows or more"):
+    with pytest.raises(StructureError, match="same number of query tokens"):
         structure_of([StepCost(0, 1, 1.0, 0.0), StepCost(3, 1, 2.0, 0.0)])
 
 
-def test_the_interpolated_table_keeps_what_was_measured() -> None:
-    path = ROOT / "docs/data/h200/step_times.jsonl"
-    lines = [json.loads(text) for text in path.read_text().splitlines()]
-    made = make_table.interpolated(lines, path.name, 256)
-    kept = (ROOT / "docs/data/h200/auto_table_interpolated.json").read_text()
-    assert made == AutoTable.from_json(kept)
-    for cost in make_table.measured(lines):
-        assert made.table.seconds(cost.draft_len, cost.rows, 0) == pytest.approx(cost.fixed_s)
+@settings(max_examples=30, deadline=None)
+@given(st.sets(st.integers(1, 200), min_size=2), st.integers(0, 1000))
+def test_sizes_on_straight_lines_between_others_were_not_timed(rows: set[int], seed: int) -> None:
+    source = np.random.default_rng(seed)
+    kept = [StepCost(1, n, source.uniform(1, 2), 0.0) for n in sorted(rows)]
+    points = tuple((float(cost.rows), cost.fixed_s) for cost in kept)
+    missing = [n for n in range(min(rows), max(rows)) if n not in rows]
+    between = [StepCost(1, n, line(points, n), 0.0) for n in missing]
+    assert timed([*between, *kept]) == kept
+
+
+# ---- the table of a study -------------------------------------------------------------------------
+
+STUDY = ROOT / "docs/data/h200/auto_study.jsonl"
+
+
+def _study(costs: list[StepCost], segments: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    info = {"costs": [asdict(cost) for cost in costs], "graphs": [{}]}
+    return [{"kind": "start", "device": "d", "shape": [3, 1, 4], "info": info}, *segments]
+
+
+def _segment(length: int, streams: int, seconds: float, **changes: Any) -> dict[str, Any]:
+    steps = {"steps": {str(length): 10}, "device_s": 10 * seconds, "eager_steps": 0}
+    return {"kind": "segment", "streams": streams, "context": 9, "kv_tokens": 500} | steps | changes
+
+
+def test_the_kept_table_is_what_the_server_of_the_study_measured() -> None:
+    lines = [json.loads(text) for text in STUDY.read_text().splitlines()]
+    made = make_table.measured(lines, STUDY.name)
+    assert made == AutoTable.from_json((ROOT / "docs/data/h200/auto_table.json").read_text())
+    assert [asdict(cost) for cost in made.table.costs] == lines[0]["info"]["costs"]
+    shown = (ROOT / "docs/policy_regret.md").read_text().splitlines()
+    printed = make_table.markdown(make_table.agreement(lines, made.table))
+    assert [text for text in printed if text not in shown] == []
+
+
+def test_a_study_without_costs() -> None:
+    with pytest.raises(make_table.StudyError, match=r"x has no start with step costs.*auto_study\.py"):
+        make_table.measured(_study([], []), "x")
+
+
+def test_steps_of_one_length_are_held_against_the_table() -> None:
+    said = TABLE.seconds(3, 20, 500)
+    segments = [
+        *(_segment(3, 20, said * (1 + off)) for off in (0.1, 0.2, 0.9)),
+        _segment(3, 20, 9.0, eager_steps=1),  # no step of a graph
+        _segment(3, 20, 9.0, steps={"0": 5, "3": 5}),  # which step took how long?
+    ]
+    found = make_table.agreement(_study(COSTS, segments), TABLE)
+    assert found == {(9, 3, 20): pytest.approx(0.2)}
+    assert make_table.markdown(found)[2:] == ["| 9 | 3 | +20 |"]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 1000))
+def test_times_made_rising(seed: int) -> None:
+    """They rise, keep their sum, and stay as they are where nothing fell."""
+    source = np.random.default_rng(seed)
+    costs = [replace(cost, fixed_s=cost.fixed_s * source.uniform(0.7, 1.3)) for cost in COSTS]
+    made = make_table.retimed(_auto_table(CostTable.from_costs(costs, padded=True)), make_table.RISING)
+    for k in range(4):
+        before = [cost.fixed_s for cost in costs if cost.draft_len == k]
+        after = [cost.fixed_s for cost in made.table.costs if cost.draft_len == k]
+        assert after == sorted(after)
+        assert sum(after) == pytest.approx(sum(before))
+        assert (before == sorted(before)) == (after == before)
+    steady = make_table.retimed(_auto_table(TABLE), make_table.RISING)
+    assert steady.table == TABLE
+
+
+def test_times_made_of_a_structure_keep_those_that_have_one() -> None:
+    made = make_table.retimed(_auto_table(TABLE), make_table.STRUCTURE)
+    for cost in COSTS:
+        assert made.table.seconds(cost.draft_len, cost.rows, 7) == pytest.approx(cost.fixed_s, rel=1e-4)
+
+
+def test_make_table_writes_and_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = _study(COSTS, [_segment(1, 8, 1.0)])
+    (tmp_path / "study.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    args = ["--study", str(tmp_path / "study.jsonl"), "--out", str(tmp_path / "t.json")]
+    for times in make_table.TIMES:
+        make_table.main([*args, "--times", times])
+        assert AutoTable.from_json((tmp_path / "t.json").read_text()).shape == SpecShape(3)
+        assert "| 9 | 1 | +" in capsys.readouterr().out
 
 
 @settings(max_examples=30, deadline=None)
@@ -200,8 +289,12 @@ def test_the_ragged_allocation_is_the_best_of_all(firsts: list[float], scale: in
     assert rate([common] * rows) == pytest.approx(max(rate([k] * rows) for k in range(4)))
 
 
+def _auto_table(table: CostTable) -> AutoTable:
+    return AutoTable("cpu", "m", "d", SpecShape(3), table)
+
+
 def _write_table(path: Path) -> None:
-    path.write_text(AutoTable("cpu", "m", "d", SpecShape(3), TABLE).to_json())
+    path.write_text(_auto_table(TABLE).to_json())
 
 
 def test_ragged_runs_and_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -228,6 +321,26 @@ def test_simulate_runs_and_prints(tmp_path: Path, capsys: pytest.CaptureFixture[
         assert words in shown
 
 
+def test_steps_take_what_the_truth_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _write_table(tmp_path / "told.json")
+    slow = [replace(c, fixed_s=c.fixed_s * (50 if c.draft_len else 1)) for c in COSTS]
+    (tmp_path / "true.json").write_text(_auto_table(CostTable.from_costs(slow, padded=True)).to_json())
+    args = ["--costs", str(tmp_path / "told.json"), "--out", str(tmp_path / "out.jsonl"), "--quiet"]
+    args += ["--trace", "poisson-light", "--policy", "plain", "always 3", "--seconds", "0.2", "--seeds", "1"]
+    regrets = []
+    for truth in ([], ["--truth", str(tmp_path / "true.json")]):
+        simulate.main([*args, *truth])
+        lines = [json.loads(text) for text in (tmp_path / "out.jsonl").read_text().splitlines()]
+        regrets.append({line["policy"]: line["regret"] for line in lines})
+    assert regrets[0]["always 3"] == pytest.approx(0, abs=0.1) and regrets[0]["plain"] > 0.2
+    assert regrets[1]["plain"] == 0 and regrets[1]["always 3"] > 0.9
+    plain = CostTable.from_costs(COSTS[: len(SIZES)], padded=True)
+    (tmp_path / "true.json").write_text(_auto_table(plain).to_json())
+    with pytest.raises(SystemExit, match="draft lengths"):
+        simulate.main([*args, "--truth", str(tmp_path / "true.json")])
+    capsys.readouterr()
+
+
 def test_flags_that_say_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     for main in (simulate.main, ragged.main):
         with pytest.raises(SystemExit):
@@ -240,7 +353,7 @@ def test_the_document_shows_what_the_commands_print() -> None:
     data = ROOT / "docs/data/h200"
     regrets = [json.loads(text) for text in (data / "policy_regret.jsonl").read_text().splitlines()]
     gains = [json.loads(text) for text in (data / "ragged_gain.jsonl").read_text().splitlines()]
-    table = AutoTable.from_json((data / "auto_table_interpolated.json").read_text()).table
+    table = AutoTable.from_json((data / "auto_table.json").read_text()).table
     printed = [
         *tables.markdown(regrets),
         *ragged.markdown(gains),
