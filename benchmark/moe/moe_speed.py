@@ -153,6 +153,9 @@ def variants(usual: ExpertsConfig) -> list[ExpertsConfig]:
         if split <= 2:
             down = replace(usual.down, block_n=2 * block_n, num_warps=warps, num_stages=stages, split=split)
             found.append(replace(usual, down=down))
+    for width in (8, 16, 32, 64):
+        up, down = replace(usual.gate_up, width=width), replace(usual.down, width=width)
+        found += [replace(usual, gate_up=up, down=down, block_m=block_m) for block_m in (16, 32)]
     if usual.gate_up.pairs:
         up, down = replace(usual.gate_up, pairs=False), replace(usual.down, pairs=False)
         found.append(replace(usual, gate_up=up, down=down))

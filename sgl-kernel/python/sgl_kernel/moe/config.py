@@ -37,8 +37,9 @@ class ExpertsConfig:
 def experts_config(
     info: DeviceInfo, num_tokens: int, top_k: int, gate_up: ExpertMatrix, down: ExpertMatrix
 ) -> ExpertsConfig:
-    # An expert is hit by no token twice: with a tile for all tokens its weights are read once.
-    block_m = 16 if num_tokens <= 16 else 32 if num_tokens <= 32 else 64
+    # An expert is hit by no token twice: with a tile for all tokens its weights are read once. Tiles of 64
+    # spill, so more tokens share weights in the L2.
+    block_m = 16 if num_tokens <= 16 else 32
     blocks = min(num_tokens * top_k, gate_up.num_experts)
     return ExpertsConfig(
         block_m, _product(info, block_m, blocks, gate_up, 2), _product(info, block_m, blocks, down, 1)
@@ -49,11 +50,13 @@ def _product(
     info: DeviceInfo, block_m: int, blocks: int, matrix: ExpertMatrix, matrices: int
 ) -> ProductConfig:
     is_plain = matrix.format is Format.PLAIN
-    # 128 bytes of a row a pass: a line of the memory.
-    width = 64 if is_plain else 32
+    # 128 bytes of a row a pass: a line of the memory. With more than 16 tokens half of it, of twice as many
+    # rows: the tokens' part of a pass alone would leave sm_120 one program a SM. The scales of a pass must be
+    # at least 4 bytes a thread, or they are loaded in the loop and waited for.
+    width = 64 if is_plain else 32 if block_m == 16 else 16
     while not is_plain and width > 4 and 8 * width > matrix.columns:
         width //= 2
-    block_n = 64 // matrices
+    block_n = 64 // matrices if is_plain or block_m == 16 else 64
     programs = blocks * -(-matrix.rows // (matrices * block_n))
     passes = -(-matrix.columns // (width * (1 if is_plain else 8)))
     # Four programs a SM keep enough in flight; what is split must be merged, so no more than that.
