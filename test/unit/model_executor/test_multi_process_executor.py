@@ -86,8 +86,8 @@ class Executor:
             time.sleep(0.01)
         assert self.failures == [str(caught.value)]
         assert all(child.exit_code() is not None for child in self.inner.children)
-        self.inner.shutdown()
         assert not self.folder.exists()
+        self.inner.shutdown()
         return self.failures[0]
 
 

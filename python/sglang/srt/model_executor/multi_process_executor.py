@@ -145,6 +145,7 @@ class MultiProcessExecutor:
                     return
                 self._failure = failure
                 stop_children(self.children, grace_s=0.0)
+                shutil.rmtree(self._folder, ignore_errors=True)  # who is told may end the process at once
                 self._on_failure(str(failure))
                 return
 
