@@ -23,7 +23,7 @@ from sglang.srt.model_executor.rank_messages import (
 )
 from sglang.srt.model_executor.step_plan import ExecutorInfo, StepResult
 from sglang.srt.utils.child_process import end_with_parent, read_config
-from sglang.srt.utils.shared_ring import RingReader, RingWriter
+from sglang.srt.utils.shared_ring import RingClosedError, RingReader, RingWriter
 
 
 def fail(how: Any, status: RingWriter) -> None:
@@ -37,7 +37,16 @@ def fail(how: Any, status: RingWriter) -> None:
 
 
 def main() -> None:
+    """Where the parent has gone the folder goes too, whichever thread sees it first: as a worker does it."""
     config = json.loads(read_config())
+    try:
+        serve(config)
+    except RingClosedError:
+        shutil.rmtree(config["folder"], ignore_errors=True)
+        os._exit(1)
+
+
+def serve(config: dict[str, Any]) -> None:
     folder, rank, size = Path(config["folder"]), config["rank"], config["size"]
     end_with_parent(lambda: shutil.rmtree(folder, ignore_errors=True))
     status = RingWriter(folder, status_ring(rank), 1)

@@ -28,7 +28,7 @@ from sglang.srt.model_executor.rank_messages import (
 from sglang.srt.utils.child_process import end_with_parent, read_config
 from sglang.srt.utils.log import configure_logging
 from sglang.srt.utils.openmp import spin_briefly
-from sglang.srt.utils.shared_ring import RingReader, RingWriter
+from sglang.srt.utils.shared_ring import RingClosedError, RingReader, RingWriter
 
 
 class WorkerProcessConfig(msgspec.Struct, frozen=True):
@@ -99,6 +99,9 @@ def main() -> int:
     status = RingWriter(Path(config.folder), status_ring(config.rank), 1)
     try:
         RankServer(config, status).serve()
+    except RingClosedError:  # the parent has gone, and this thread saw it before its watcher did
+        shutil.rmtree(config.folder, ignore_errors=True)
+        os._exit(1)
     except Exception as error:
         report(error, status)
     logging.shutdown()
