@@ -1,7 +1,8 @@
 """Launch constants of latent attention, by what they depend on, with the reasons.
 
-None is measured yet (``benchmark/attention/mla_speed.py --sweep`` does it); they are chosen from compiled
-shared memory and registers.
+Those of up to 32 tile rows on sm_90 are measured (``benchmark/attention/mla_speed.py --sweep``): 0.77 of copy
+bandwidth for 16 rows of 16,384 places, where constants chosen by registers alone gave 0.33. The others are
+chosen from compiled shared memory and registers.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from sgl_kernel.launch import next_power_of_2
 def latent_config(arch: int, tile_rows: int, latent_dim: int, kv_itemsize: int) -> DecodeConfig:
     """tile_rows: queries a row times heads; latent_dim: R, what the accumulator has of each."""
     roomy = arch in (80, 90, 100, 103)  # 163 KB of shared memory a SM and more; 99 KB elsewhere
+    if arch >= 90 and roomy and kv_itemsize > 1 and latent_dim <= 512 and tile_rows <= 32:
+        return _measured(tile_rows, latent_dim)
     width = next_power_of_2(latent_dim)
     # 32 rows take 232 to 255 registers a thread: the queries stay there. With a cache of 1 byte, whose blocks
     # are converted in registers, they spill. Tiles of the same places share them in the L2.
@@ -27,4 +30,19 @@ def latent_config(arch: int, tile_rows: int, latent_dim: int, kv_itemsize: int) 
         min_chunk=128,
         fan_in=8,
         at_once=4 if block_m * width <= 2048 else 1,
+    )
+
+
+def _measured(tile_rows: int, latent_dim: int) -> DecodeConfig:
+    """Two programs a SM keep more in flight than one with wider blocks; two tiles of 32 rows do not fit."""
+    small = tile_rows <= 16
+    return DecodeConfig(
+        block_m=16 if small else 32,
+        block_n=32 if small else 64,
+        num_warps=4 if small else 8,
+        num_stages=3,
+        programs_per_sm=2 if small else 1,
+        min_chunk=128,
+        fan_in=8,
+        at_once=4 if small and latent_dim <= 128 else 1,
     )
