@@ -114,9 +114,12 @@ class CheckpointSource:
         file = self._files.get(name)
         return None if file is None else (file.dtype(name), file.shape(name))
 
-    def take_stored(self, name: str, shape: Sequence[int]) -> torch.Tensor | None:
+    def take_packed(self, name: str, shape: Sequence[int], part: Part | None = None) -> None:
+        return None  # the config says nothing of a quantisation
+
+    def take_stored(self, name: str, shape: Sequence[int], part: Part | None = None) -> torch.Tensor | None:
         """As it lies in the file, on the wanted device; None (and recorded) as ``take`` gives zeros."""
-        found = self._find(name, shape)
+        found = self._find(name, shape, part)
         return None if found is None else found.to(device=self.device, copy=True)
 
     def unused(self) -> list[str]:

@@ -39,6 +39,9 @@ class DummySource:
         drawn = torch.empty(*shape, dtype=dtype, device=self.device)
         return drawn.normal_(0.0, scale, generator=generator)
 
+    def take_packed(self, name: str, shape: Sequence[int], part: Part | None = None) -> None:
+        return None
+
     def take_integers(self, name: str, size: int) -> torch.Tensor:
         return torch.zeros(size, dtype=torch.int64, device=self.device)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from sglang.srt.layers.quantization.quant_weight import QuantWeight
 from sglang.srt.model_loader.weight_source import Part, WeightSource
 
 
@@ -24,6 +25,9 @@ class PrefixedSource:
         self, name: str, shape: Sequence[int], *, wide: bool = False, part: Part | None = None
     ) -> torch.Tensor:
         return self._source.take(self._prefix + name, shape, wide=wide, part=part)
+
+    def take_packed(self, name: str, shape: Sequence[int], part: Part | None = None) -> QuantWeight | None:
+        return self._source.take_packed(self._prefix + name, shape, part)
 
     def take_integers(self, name: str, size: int) -> torch.Tensor:
         return self._source.take_integers(self._prefix + name, size)

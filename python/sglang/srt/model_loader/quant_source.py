@@ -1,8 +1,7 @@
 """The source of a quantised checkpoint: models take weights by name and never know.
 
-Whether a module is quantised is seen from its own tensors; the config says how. Today every weight is
-dequantised as it is taken, so a model needs the memory of one that is not quantised; ``take_packed``
-gives the packed form.
+Whether a module is quantised is seen from its own tensors; the config says how. ``take`` dequantises;
+``take_packed`` gives the packed form. A part of a module is read alone, in whole groups, blocks and words.
 """
 
 from __future__ import annotations
@@ -16,8 +15,9 @@ import torch
 
 from sglang.srt.configs.quant_config import QuantConfig
 from sglang.srt.layers.quantization.quant_weight import QuantWeight
-from sglang.srt.model_loader.quant_readers import Module, StoredTensors, is_packed, read_blocks, read_weight
-from sglang.srt.model_loader.weight_source import Part, WeightSource, widened
+from sglang.srt.model_loader.quant_module import Module, StoredTensors
+from sglang.srt.model_loader.quant_readers import MXFP4_GROUP, can_cut, is_packed, read_blocks, read_weight
+from sglang.srt.model_loader.weight_source import Part, WeightError, WeightSource, widened
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class QuantSource:
         self.config = config
         self._checkpoint = checkpoint
         self._modules: set[str] = set()  # the quantised ones
-        self._formats: Counter[str] = Counter()
+        self._formats: list[str] = []  # one entry a weight: several threads may take them
 
     def has(self, name: str) -> bool:
         return self._checkpoint.has(name) or self._is_packed(name)
@@ -50,41 +50,71 @@ class QuantSource:
     def take(
         self, name: str, shape: Sequence[int], *, wide: bool = False, part: Part | None = None
     ) -> torch.Tensor:
-        """A part of a packed tensor is taken of the dequantised one, so each rank reads all of it."""
+        """A part that would cut through a group or a block is cut out of the whole matrix."""
         dtype = widened(self.dtype) if wide else self.dtype
         is_blocks = self._checkpoint.has(f"{name}_blocks")
         if not is_blocks and not self._is_packed(name):
             return self._checkpoint.take(name, shape, wide=wide, part=part)
-        whole = self._take_blocks(name, shape, dtype) if is_blocks else self._dequantised(name, shape, dtype)
-        return whole if part is None else part.of(whole).clone()
+        part = None if part is not None and part.is_whole(shape) else part
+        make = self._take_blocks if is_blocks else self._dequantised
+        if part is None or self._can_cut(name, shape, part):
+            return make(name, shape, dtype, part)
+        return part.of(make(name, shape, dtype, None)).clone()
 
-    def _dequantised(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        packed = self.take_packed(name, shape)
-        if packed is None:
-            return torch.zeros(*shape, dtype=dtype, device=self.device)
-        return packed.dequantise(dtype)
+    def take_packed(self, name: str, shape: Sequence[int], part: Part | None = None) -> QuantWeight | None:
+        """Weight ``name`` as it is packed; None: it is not, or what is wrong is recorded.
 
-    def take_packed(self, name: str, shape: Sequence[int]) -> QuantWeight | None:
-        """Weight ``name`` as it is packed; None: it is not, or what is wrong is recorded."""
+        Raises:
+            WeightError: the part cuts through a group, a block or a word.
+        """
         if not self._is_packed(name):
             return None
-        out, in_features = shape
-        module = Module(self._checkpoint, name.removesuffix(_WEIGHT), out, in_features)
+        if part is not None and part.is_whole(shape):
+            part = None
+        if part is not None and not self._can_cut(name, shape, part):
+            what, span = ("rows", "columns")[part.dim], part.span
+            raise WeightError(
+                f"{name}: {what} {span.begin} to {span.end} of {shape[part.dim]} cut through what the"
+                " checkpoint packs together: use a smaller --tp-size"
+            )
+        module = self._module(name, shape, part)
         packed = read_weight(module, self.config)
         self._modules.add(module.name)
         if packed is not None:
-            self._formats[packed.describe()] += 1
+            self._formats.append(packed.describe())
         return packed
 
-    def _take_blocks(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    def _dequantised(
+        self, name: str, shape: Sequence[int], dtype: torch.dtype, part: Part | None
+    ) -> torch.Tensor:
+        packed = self.take_packed(name, shape, part)
+        if packed is None:
+            wanted = shape if part is None else part.shape(shape)
+            return torch.zeros(*wanted, dtype=dtype, device=self.device)
+        return packed.dequantise(dtype)
+
+    def _take_blocks(
+        self, name: str, shape: Sequence[int], dtype: torch.dtype, part: Part | None
+    ) -> torch.Tensor:
         """GPT-OSS's experts [E, in, out], which are stored the other way round as MXFP4."""
-        packed = read_blocks(self._checkpoint, name, shape)
-        matrices = torch.zeros(*shape, dtype=dtype, device=self.device)
+        packed = read_blocks(self._checkpoint, name, shape, part)
+        wanted = shape if part is None else part.shape(shape)
+        matrices = torch.zeros(*wanted, dtype=dtype, device=self.device)
         if packed is not None:
-            self._formats[packed.describe()] += 1
+            self._formats.append(packed.describe())
             for expert, matrix in enumerate(matrices):  # one by one: what it takes in between is large
                 matrix.copy_(packed.part(expert).dequantise(dtype).t())
         return matrices
+
+    def _can_cut(self, name: str, shape: Sequence[int], part: Part) -> bool:
+        if len(shape) == 3:  # blocks of all experts
+            unit = MXFP4_GROUP if part.dim == 1 else 1
+            return part.span.begin % unit == 0 and part.span.end % unit == 0 and part.span.size > 0
+        return can_cut(self._module(name, shape, None), self.config, part)
+
+    def _module(self, name: str, shape: Sequence[int], part: Part | None) -> Module:
+        out, in_features = shape
+        return Module(self._checkpoint, name.removesuffix(_WEIGHT), out, in_features, part)
 
     def take_integers(self, name: str, size: int) -> torch.Tensor:
         return self._checkpoint.take_integers(name, size)
@@ -93,7 +123,7 @@ class QuantSource:
         self._drop_zero_biases()
         kv_scales = KV_SCALES if self.config.has_kv_scales else ()
         self._checkpoint.finish((*ignorable, *kv_scales))
-        found = ", ".join(f"{count} {form}" for form, count in sorted(self._formats.items()))
+        found = ", ".join(f"{count} {form}" for form, count in sorted(Counter(self._formats).items()))
         logger.info(
             "quantised weights (%s): %s; held dequantised as %s",
             self.config.method, found or "none", str(self.dtype).removeprefix("torch."),

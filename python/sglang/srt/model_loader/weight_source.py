@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from sglang.srt.distributed.shares import Span
+from sglang.srt.layers.quantization.quant_weight import QuantWeight
 
 _MAX_NAMED = 100  # names of one kind in a message; a wholly different checkpoint has thousands
 
@@ -35,6 +36,9 @@ class Part:
     def shape(self, whole: Sequence[int]) -> tuple[int, ...]:
         return (*whole[: self.dim], self.span.size, *whole[self.dim + 1 :])
 
+    def is_whole(self, shape: Sequence[int]) -> bool:
+        return self.span.size == shape[self.dim]
+
 
 class WeightSource(Protocol):
     """A model takes each of its tensors once, then calls ``finish``.
@@ -54,6 +58,16 @@ class WeightSource(Protocol):
 
         ``wide``: in float32 if the wanted dtype is narrower (what decides must not be rounded).
         ``part``: that part of it alone; ``shape`` is of the whole.
+        """
+        ...
+
+    def take_packed(self, name: str, shape: Sequence[int], part: Part | None = None) -> QuantWeight | None:
+        """Weight ``name`` of ``shape`` [out, in] in the form in which the checkpoint packs it, on the wanted
+        device; ``part``: that part of it alone. None: it is not packed (then ``take`` it), or a mismatch
+        that is recorded.
+
+        Raises:
+            WeightError: the part cuts through a group, a block or a word.
         """
         ...
 
