@@ -68,6 +68,11 @@ def make_matrix(form: Format, size: tuple[int, int, int], parts: int, device: to
     if form is Format.PLAIN:
         data = torch.empty(size, dtype=torch.bfloat16, device=device).normal_(0, spread)
         return ExpertMatrix(form, data)
+    if form is Format.FP8:
+        data = torch.empty(size, dtype=torch.bfloat16, device=device).normal_().to(torch.float8_e4m3fn)
+        blocks = (num_experts, -(-rows // 128), -(-columns // 128))
+        scale = torch.empty(blocks, device=device).uniform_(0.5 * spread, 1.5 * spread)
+        return ExpertMatrix(form, data, scale, block=(128, 128))
     words = torch.empty(num_experts, rows, columns // 8, dtype=torch.int32, device=device)
     words.random_(-(2**31), 2**31 - 1)
     scale = torch.empty(num_experts, rows, columns // GROUP[form], device=device).uniform_(0.5, 1.5)

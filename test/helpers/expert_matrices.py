@@ -8,13 +8,24 @@ from sgl_kernel.moe.weights import GROUP, ExpertMatrix, Format
 
 
 def random_matrix(
-    form: Format, num_experts: int, rows: int, columns: int, seed: int, parts: int = 1
+    form: Format,
+    num_experts: int,
+    rows: int,
+    columns: int,
+    seed: int,
+    parts: int = 1,
+    block: tuple[int, int] = (128, 128),
 ) -> ExpertMatrix:
-    """float32 where it is plain; int4 scales are bfloat16. ``parts``: NVFP4's scales of a matrix."""
+    """float32 where it is plain; int4 scales are bfloat16. ``parts``: NVFP4's scales of a matrix, or (2)
+    gate and up whose blocks of float8 are counted apart. ``block``: float8's."""
     generator = torch.Generator().manual_seed(seed)
     size = (num_experts, rows, columns)
     if form is Format.PLAIN:
         return ExpertMatrix(form, torch.randn(size, generator=generator))
+    if form is Format.FP8:
+        data = torch.randn(size, generator=generator).to(torch.float8_e4m3fn)
+        blocks = (num_experts, *blocks_of(rows, columns, parts, block))
+        return ExpertMatrix(form, data, torch.rand(blocks, generator=generator) + 0.2, block=block)
     words = torch.randint(-(2**31), 2**31, (*size[:2], columns // 8), generator=generator).to(torch.int32)
     scale = torch.rand(*size[:2], columns // GROUP[form], generator=generator) + 0.2
     if form is Format.INT4:
@@ -23,11 +34,20 @@ def random_matrix(
     return ExpertMatrix(form, words, scale.to(torch.float8_e4m3fn), whole)
 
 
+def blocks_of(rows: int, columns: int, parts: int, block: tuple[int, int]) -> tuple[int, int]:
+    return parts * -(-rows // (parts * block[0])), -(-columns // block[1])
+
+
 def meta_matrix(form: Format, num_experts: int, rows: int, columns: int, parts: int = 1) -> ExpertMatrix:
     """Of a real size, without memory."""
     size = (num_experts, rows, columns)
     if form is Format.PLAIN:
         return ExpertMatrix(form, torch.empty(size, dtype=torch.bfloat16, device="meta"))
+    if form is Format.FP8:
+        block = (128, 128)
+        data = torch.empty(size, dtype=torch.float8_e4m3fn, device="meta")
+        scale = torch.empty(num_experts, *blocks_of(rows, columns, parts, block), device="meta")
+        return ExpertMatrix(form, data, scale, block=block)
     words = torch.empty(*size[:2], columns // 8, dtype=torch.int32, device="meta")
     dtype = torch.bfloat16 if form is Format.INT4 else torch.float8_e4m3fn
     scale = torch.empty(*size[:2], columns // GROUP[form], dtype=dtype, device="meta")

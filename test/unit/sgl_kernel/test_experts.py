@@ -14,11 +14,14 @@ from helpers.ptx_pairs import run_pairs
 
 from sgl_kernel._dispatch import H200, RTX_PRO_6000, DeviceInfo
 from sgl_kernel.launch import Launch
+from sgl_kernel.moe import ops
 from sgl_kernel.moe.config import ExpertsConfig, ProductConfig, experts_config
+from sgl_kernel.moe.grouping import num_blocks, sort_pairs
 from sgl_kernel.moe.ops import (
     combine_launch,
     expert_counters,
     fused_experts,
+    interleave_launch,
     make_hidden,
     make_routed,
     product_launch,
@@ -26,11 +29,11 @@ from sgl_kernel.moe.ops import (
 )
 from sgl_kernel.moe.reference import fused_experts_ref, route_ref
 from sgl_kernel.moe.unpacking.ptx import int4_program, nvfp4_program
-from sgl_kernel.moe.weights import E2M1, ExpertMatrix, Format
+from sgl_kernel.moe.weights import E2M1, PACKED, ExpertMatrix, Format
 from sgl_kernel.testing.compile_gate import check
 from sgl_kernel.testing.interpret import interpret
 
-PLAIN, INT4, NVFP4 = Format.PLAIN, Format.INT4, Format.NVFP4
+PLAIN, INT4, NVFP4, FP8 = Format.PLAIN, Format.INT4, Format.NVFP4, Format.FP8
 
 
 def routing(num_tokens: int, num_experts: int, top_k: int, seed: int, padded: int = 0) -> torch.Tensor:
@@ -41,25 +44,35 @@ def routing(num_tokens: int, num_experts: int, top_k: int, seed: int, padded: in
     return experts
 
 
+def told(blocks: torch.Tensor) -> set[tuple[int, ...]]:
+    """Blocks with something to do, wherever they lie."""
+    return {tuple(fields) for fields in blocks.tolist() if fields[0] >= 0}
+
+
 def body_routing() -> None:
-    """Where pairs lie, and the rows of x in the order of packed words."""
+    """Where pairs lie, and the rows of x in the order of packed words; by counting and by sorting."""
     for num_tokens, num_experts, top_k, block_m, padded in (
-        (1, 8, 8, 16, 0), (7, 5, 3, 16, 2), (20, 2, 1, 16, 1), (3, 2, 1, 16, 3),
+        (1, 8, 8, 16, 0), (7, 5, 3, 16, 2), (20, 2, 1, 16, 1), (3, 2, 1, 16, 3), (25, 6, 4, 8, 2),
     ):  # fmt: skip
         experts = routing(num_tokens, num_experts, top_k, num_tokens, padded)
-        gate_up = random_matrix(INT4, 1, 64, 96, seed=0)
+        gate_up = random_matrix(INT4, num_experts, 64, 96, seed=0)
         product = ProductConfig(32, 4, 1, 4, 3, False)
         config = ExpertsConfig(block_m, product, product)
         x = torch.randn(num_tokens, 96)
-        routed = make_routed(x, experts, gate_up, config)
-        route_launch(x, experts, routed, gate_up, config, False).run()
         blocks, order = route_ref(experts, block_m)
-        assert torch.equal(routed.order, order)
-        assert torch.equal(routed.blocks[:, 0], blocks[:, 0])
-        used = blocks[:, 0] >= 0
-        assert torch.equal(routed.blocks[used], blocks[used])
         # 12 words of 8 columns, by passes of 4: first all words' nibble 0, then 1, …
         expected = x.view(num_tokens, 3, 4, 8).transpose(2, 3).flatten(1)
+        routed = make_routed(x, experts, gate_up, config)
+        route_launch(x, experts, routed, gate_up, config, False).run()
+        assert torch.equal(routed.order, order) and told(routed.blocks) == told(blocks)
+        assert torch.equal(routed.x, expected)
+        most = num_blocks(experts.numel(), num_experts, block_m)
+        assert len(routed.blocks) == min(most, experts.numel())
+        sorted_blocks, order_again = torch.empty(most, 3, dtype=torch.int32), torch.empty_like(order)
+        sort_pairs(experts, num_experts, block_m, sorted_blocks, order_again)
+        assert torch.equal(order_again, order) and told(sorted_blocks) == told(blocks)
+        routed.x.zero_()
+        interleave_launch(x, routed, gate_up, config).run()
         assert torch.equal(routed.x, expected)
 
 
@@ -71,11 +84,12 @@ def compare(
     padded: int = 0,
     with_base: bool = False,
     again: bool = False,
+    block: tuple[int, int] = (128, 128),
 ) -> None:
     """sizes: E, H, I; tokens: T, k. ``again``: twice, with the same counters."""
     (num_experts, hidden, inter), (num_tokens, top_k) = sizes, tokens
-    gate_up = random_matrix(formats[0], num_experts, 2 * inter, hidden, seed=1, parts=2)
-    down = random_matrix(formats[1], num_experts, hidden, inter, seed=2)
+    gate_up = random_matrix(formats[0], num_experts, 2 * inter, hidden, seed=1, parts=2, block=block)
+    down = random_matrix(formats[1], num_experts, hidden, inter, seed=2, block=block)
     experts = routing(num_tokens, num_experts, top_k, 3, padded)
     generator = torch.Generator().manual_seed(4)
     counters = expert_counters("cpu")
@@ -102,6 +116,29 @@ def body_products() -> None:
     compare((PLAIN, INT4), (3, 64, 64), (1, 1), ExpertsConfig(16, plain, wide))
 
 
+def body_float8() -> None:
+    """Blocks that are cut, rows and whole matrices; columns that fill no pass; splits."""
+    wide, split = ProductConfig(32, 64, 1, 4, 2, False), ProductConfig(32, 32, 2, 4, 2, False)
+    compare((FP8, FP8), (3, 192, 96), (3, 2), ExpertsConfig(16, wide, wide), with_base=True, block=(64, 64))
+    compare((FP8, FP8), (2, 200, 40), (2, 1), ExpertsConfig(16, split, split), block=(32, 128))
+    compare((FP8, FP8), (2, 64, 48), (2, 2), ExpertsConfig(16, wide, wide), block=(1, 10**6))
+    compare((FP8, INT4), (2, 64, 32), (2, 1), ExpertsConfig(16, split, wide), block=(10**6, 10**6))
+
+
+def body_many() -> None:
+    """Compact blocks; tokens that are sorted; several passes, with base; products that are rounded."""
+    product = ProductConfig(32, 4, 1, 4, 2, False)
+    plain = ProductConfig(16, 32, 1, 4, 2, False)
+    config = ExpertsConfig(16, product, product)
+    sizes = (2, 32, 32)
+    compare((INT4, INT4), sizes, (40, 2), config, padded=3, with_base=True)  # 80 pairs, 7 blocks
+    before = ops.MAX_COUNTED, ops.MAX_TOKENS, ops.MAX_FLOAT_PRODUCTS
+    ops.MAX_COUNTED, ops.MAX_TOKENS, ops.MAX_FLOAT_PRODUCTS = 8, 24, 1
+    compare((INT4, INT4), sizes, (41, 2), config, padded=3, with_base=True)
+    compare((PLAIN, PLAIN), (3, 40, 24), (17, 2), ExpertsConfig(16, plain, plain))
+    ops.MAX_COUNTED, ops.MAX_TOKENS, ops.MAX_FLOAT_PRODUCTS = before
+
+
 def body_alone() -> None:
     """A token's result is bit for bit the same whoever is beside it in the same tile, and where it is NaN."""
     gate_up, down = random_matrix(INT4, 4, 128, 64, seed=1), random_matrix(INT4, 4, 64, 64, seed=2)
@@ -122,7 +159,7 @@ def body_all(names: list[str]) -> None:
 
 
 def test_kernels_equal_references() -> None:
-    interpret(__file__, "body_all", names=["routing", "alone", "products"])
+    interpret(__file__, "body_all", names=["routing", "alone", "products", "float8", "many"])
 
 
 def test_the_formats_are_what_they_say() -> None:
@@ -190,7 +227,7 @@ def launches(
     routed = make_routed(x, experts, gate_up, config)
     middle = make_hidden(routed, x.dtype, down, config)
     products = torch.empty(tokens * top_k, hidden, device="meta")
-    counters, words = expert_counters("meta"), 0 if form is PLAIN else config.down.width
+    counters, words = expert_counters("meta"), config.down.width if form in PACKED else 0
     return [
         route_launch(x, experts, routed, gate_up, config, True),
         product_launch(
@@ -211,7 +248,7 @@ def gate(launch: Launch, info: DeviceInfo) -> None:
         f" {made.registers} registers, {made.programs_per_sm(launch.num_warps)} programs a SM"
     )
     assert made.programs_per_sm(launch.num_warps) >= 2
-    if launch.constants["FORMAT"] == 0:
+    if launch.constants["FORMAT"] in (0, 3):
         return
     # A word goes from shared memory into the registers of its product and is unpacked there.
     loop = made.ttgir[made.ttgir.index("scf.for") :].split("scf.yield")[0]

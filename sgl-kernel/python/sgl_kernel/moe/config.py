@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sgl_kernel._dispatch import DeviceInfo
-from sgl_kernel.moe.weights import ExpertMatrix, Format
+from sgl_kernel.moe.weights import PACKED, ExpertMatrix, Format
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class ProductConfig:
 
     def chunk(self, matrix: ExpertMatrix) -> int:
         """Columns that a program goes through, whole passes."""
-        step = self.width * (1 if matrix.format is Format.PLAIN else 8)
+        step = self.width * (8 if matrix.format in PACKED else 1)
         return -(-matrix.columns // (self.split * step)) * step
 
 
@@ -37,9 +37,10 @@ class ExpertsConfig:
 def experts_config(
     info: DeviceInfo, num_tokens: int, top_k: int, gate_up: ExpertMatrix, down: ExpertMatrix
 ) -> ExpertsConfig:
-    # An expert is hit by no token twice: with a tile for all tokens its weights are read once. Tiles of 64
-    # spill, so more tokens share weights in the L2.
-    block_m = 16 if num_tokens <= 16 else 32
+    # A tile has room for twice the tokens that an expert has on average; what does not fit reads the weights
+    # once more, out of the L2.
+    average = num_tokens * top_k / gate_up.num_experts
+    block_m = next((size for size in (16, 32) if 2 * average <= size), 64)
     blocks = min(num_tokens * top_k, gate_up.num_experts)
     return ExpertsConfig(
         block_m, _product(info, block_m, blocks, gate_up, 2), _product(info, block_m, blocks, down, 1)
@@ -49,16 +50,18 @@ def experts_config(
 def _product(
     info: DeviceInfo, block_m: int, blocks: int, matrix: ExpertMatrix, matrices: int
 ) -> ProductConfig:
-    is_plain = matrix.format is Format.PLAIN
+    is_packed = matrix.format in PACKED
     # 128 bytes of a row a pass: a line of the memory. With more than 16 tokens half of it, of twice as many
     # rows: the tokens' part of a pass alone would leave sm_120 one program a SM. The scales of a pass must be
     # at least 4 bytes a thread, or they are loaded in the loop and waited for.
-    width = 64 if is_plain else 32 if block_m == 16 else 16
-    while not is_plain and width > 4 and 8 * width > matrix.columns:
+    width = 64 if not is_packed else 32 if block_m == 16 else 16
+    if matrix.format is Format.FP8 and block_m == 16 and matrix.block[1] % 128 == 0:
+        width = 128
+    while is_packed and width > 4 and 8 * width > matrix.columns:
         width //= 2
-    block_n = 64 // matrices if is_plain or block_m == 16 else 64
+    block_n = 64 // matrices if not is_packed or block_m == 16 else 64
     programs = blocks * -(-matrix.rows // (matrices * block_n))
-    passes = -(-matrix.columns // (width * (1 if is_plain else 8)))
+    passes = -(-matrix.columns // (width * (8 if is_packed else 1)))
     # Four programs a SM keep enough in flight; what is split must be merged, so no more than that.
     split = max(1, min(8, 4 * info.num_sms // max(programs, 1), passes // 2))
     return ProductConfig(
@@ -67,5 +70,5 @@ def _product(
         split=split,
         num_warps=4,
         num_stages=3,
-        pairs=not is_plain and matrix.scale is not None and info.arch >= 80,
+        pairs=is_packed and info.arch >= 80,
     )

@@ -1,6 +1,6 @@
-"""A layer's experts for few tokens: gate and up, their activation, down, and the weighted sum.
+"""A layer's experts: gate and up, their activation, down, and the weighted sum.
 
-Four launches whose shapes depend on the number of tokens alone, so a CUDA graph serves any routing: where the
+Launches whose shapes depend on the number of tokens alone, so a CUDA graph serves any routing: where the
 pairs of tokens and experts lie by expert; gate, up and silu; down; the sum.
 """
 
@@ -14,13 +14,19 @@ import torch
 from sgl_kernel._dispatch import device_info, interpreting, use_kernel
 from sgl_kernel.launch import Launch, compute_type, next_power_of_2
 from sgl_kernel.moe.config import ExpertsConfig, ProductConfig, experts_config
+from sgl_kernel.moe.grouping import num_blocks, sort_pairs
 from sgl_kernel.moe.reference import fused_experts_ref
-from sgl_kernel.moe.weights import ExpertMatrix, Format
+from sgl_kernel.moe.weights import PACKED, ExpertMatrix, Format
 
-MAX_TOKENS: Final = 1024
+MAX_TOKENS: Final = 4096
+"""Of one pass: what lies between the products is large (Kimi: 470 MB)."""
+MAX_COUNTED: Final = 1024
+"""Tokens whose pairs are put in order by counting, in the square of their number; more are sorted."""
+MAX_FLOAT_PRODUCTS: Final = 64 * 2**20
+"""Numbers that are kept in float32 until they are summed; more are rounded to x's type."""
 MAX_COUNTERS: Final = 16384
-BLOCK_FIELDS: Final = 2
-_FORMATS: Final = {Format.PLAIN: 0, Format.INT4: 1, Format.NVFP4: 2}
+BLOCK_FIELDS: Final = 3
+_FORMATS: Final = {Format.PLAIN: 0, Format.INT4: 1, Format.NVFP4: 2, Format.FP8: 3}
 
 
 def expert_counters(device: torch.device | str) -> torch.Tensor:
@@ -35,7 +41,7 @@ def expert_counters(device: torch.device | str) -> torch.Tensor:
 class Routed:
     """The pairs of T tokens and their k experts, by expert; and x as its first product wants it."""
 
-    # [T * k, 2] int32: expert (-1: nothing to do) and pairs of the block that begins there
+    # [B, 3] int32: expert (-1: nothing to do), pairs, place of the first
     blocks: torch.Tensor
     order: torch.Tensor  # [T * k] int32: which pair lies there
     x: torch.Tensor  # [T, K], or [T, K'] in the order of packed words, zeros past the last column
@@ -66,25 +72,50 @@ def fused_experts(
     _check(x, weights, experts, gate_up, down, base)
     if not use_kernel(x):
         return fused_experts_ref(x, weights, experts, gate_up, down, base)
+    out = torch.empty(x.shape[0], down.rows, dtype=x.dtype, device=x.device)
+    for begin in range(0, x.shape[0], MAX_TOKENS):
+        some = slice(begin, begin + MAX_TOKENS)
+        own_base = None if base is None else base[some]
+        _one_pass(
+            x[some], weights[some], experts[some], gate_up, down, own_base, out[some], config, counters, pdl
+        )
+    return out
+
+
+def _one_pass(
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    experts: torch.Tensor,
+    gate_up: ExpertMatrix,
+    down: ExpertMatrix,
+    base: torch.Tensor | None,
+    out: torch.Tensor,
+    config: ExpertsConfig | None,
+    counters: torch.Tensor | None,
+    pdl: bool,
+) -> None:
     num_tokens, top_k = experts.shape
-    out = torch.empty(num_tokens, down.rows, dtype=x.dtype, device=x.device)
-    if num_tokens == 0:
-        return out
     config = config or experts_config(device_info(x.device), num_tokens, top_k, gate_up, down)
     routed = make_routed(x, experts, gate_up, config)
     hidden = make_hidden(routed, x.dtype, down, config)
-    products = torch.empty(num_tokens * top_k, down.rows, dtype=torch.float32, device=x.device)
+    size = num_tokens * top_k * down.rows
+    dtype = torch.float32 if size <= MAX_FLOAT_PRODUCTS else x.dtype
+    products = torch.empty(num_tokens * top_k, down.rows, dtype=dtype, device=x.device)
     if counters is None and max(config.gate_up.split, config.down.split) > 1:
         counters = expert_counters(x.device)
-    words = 0 if down.format is Format.PLAIN else config.down.width
+    words = config.down.width if down.format in PACKED else 0
+    if num_tokens <= MAX_COUNTED:
+        route_launch(x, experts, routed, gate_up, config, pdl).run()
+    else:
+        sort_pairs(experts, gate_up.num_experts, config.block_m, routed.blocks, routed.order)
+        if routed.x is not x:
+            interleave_launch(x, routed, gate_up, config).run()
     for launch in (
-        route_launch(x, experts, routed, gate_up, config, pdl),
         product_launch(routed.x, gate_up, routed, hidden, config, counters, pdl, gated=True, out_words=words),
         product_launch(hidden, down, routed, products, config, counters, pdl, gated=False),
         combine_launch(products, weights, experts, base, out, pdl),
     ):
         launch.run()
-    return out
 
 
 def _check(
@@ -95,7 +126,7 @@ def _check(
     down: ExpertMatrix,
     base: torch.Tensor | None,
 ) -> None:
-    assert weights.shape == experts.shape and experts.shape[0] == x.shape[0] <= MAX_TOKENS
+    assert weights.shape == experts.shape and experts.shape[0] == x.shape[0]
     assert x.shape[1] == gate_up.columns == down.rows and gate_up.rows == 2 * down.columns
     assert x.stride(1) == 1 and weights.is_contiguous() and experts.is_contiguous()
     assert gate_up.num_experts == down.num_experts and (base is None or base.shape == x.shape)
@@ -103,7 +134,7 @@ def _check(
 
 def padded_columns(matrix: ExpertMatrix, config: ProductConfig) -> int:
     """Of a row of the other factor: whole passes of packed words."""
-    if matrix.format is Format.PLAIN:
+    if matrix.format not in PACKED:
         return matrix.columns
     return -(-matrix.columns // (8 * config.width)) * 8 * config.width
 
@@ -113,10 +144,17 @@ def make_routed(
 ) -> Routed:
     """Buffers, which ``route_launch`` fills."""
     ordered = x
-    if gate_up.format is not Format.PLAIN:
+    if gate_up.format in PACKED:
         ordered = x.new_empty(x.shape[0], padded_columns(gate_up, config.gate_up))
-    blocks = torch.empty(experts.numel(), BLOCK_FIELDS, dtype=torch.int32, device=x.device)
-    order = torch.empty(experts.numel(), dtype=torch.int32, device=x.device)
+    num_pairs = experts.numel()
+    most = num_blocks(num_pairs, gate_up.num_experts, config.block_m)
+    fields = (min(num_pairs, most), BLOCK_FIELDS)
+    if experts.shape[0] > MAX_COUNTED:
+        fields = (most, BLOCK_FIELDS)
+    blocks = torch.empty(fields, dtype=torch.int32, device=x.device)
+    if num_pairs > most:  # compact, and not every number is given
+        blocks.fill_(-1)
+    order = torch.empty(num_pairs, dtype=torch.int32, device=x.device)
     return Routed(blocks, order, ordered, experts.shape[1], config.block_m)
 
 
@@ -151,15 +189,30 @@ def route_launch(
             "TOP_K": top_k,
             "SLOTS": next_power_of_2(top_k),
             "BM": config.block_m,
+            "COMPACT": routed.blocks.shape[0] < experts.numel(),
             "CHUNK": min(256, next_power_of_2(max(16, experts.numel()))),
             "COLUMNS": gate_up.columns,
-            "WORDS": 0 if gate_up.format is Format.PLAIN else config.gate_up.width,
+            "WORDS": config.gate_up.width if gate_up.format in PACKED else 0,
             "BLOCK": 1024,
             "PDL": pdl,
         },
         num_warps=4,
         pdl=pdl,
     )  # fmt: skip
+
+
+def interleave_launch(
+    x: torch.Tensor, routed: Routed, gate_up: ExpertMatrix, config: ExpertsConfig
+) -> Launch:
+    from sgl_kernel.moe.routing.kernels import interleave_kernel
+
+    return Launch(
+        interleave_kernel,
+        (x.shape[0],),
+        (x, routed.x, x.stride(0), routed.x.stride(0)),
+        {"COLUMNS": gate_up.columns, "WORDS": config.gate_up.width, "BLOCK": 1024},
+        num_warps=4,
+    )
 
 
 def product_launch(
@@ -182,16 +235,16 @@ def product_launch(
 
     own = config.gate_up if gated else config.down
     rows = matrix.rows // 2 if gated else matrix.rows
-    num_pairs, tiles = routed.order.shape[0], -(-rows // own.block_n)
+    num_pairs, blocks, tiles = routed.order.shape[0], routed.blocks.shape[0], -(-rows // own.block_n)
     part = counted = routed.order  # not read
     if own.split > 1:
-        assert counters is not None and num_pairs * tiles <= MAX_COUNTERS
+        assert counters is not None and blocks * tiles <= MAX_COUNTERS
         part = torch.empty(own.split, num_pairs, matrix.rows, dtype=torch.float32, device=x.device)
         counted = counters
     whole = matrix.global_scale
     return Launch(
         expert_kernel,
-        (tiles, num_pairs, own.split),
+        (tiles, blocks, own.split),
         (
             x, matrix.data, matrix.data if matrix.scale is None else matrix.scale,
             matrix.data if whole is None else whole, routed.blocks, routed.order, out, part, counted,
@@ -205,6 +258,8 @@ def product_launch(
             "OUT_WORDS": out_words,
             "FORMAT": _FORMATS[matrix.format],
             "PARTS": 0 if whole is None else whole.shape[1],
+            "SCALE_ROWS": max(1, matrix.block[0]),
+            "SCALE_COLUMNS": max(1, matrix.block[1]),
             "GATED": gated,
             "BM": routed.block_m,
             "BN": own.block_n,

@@ -34,7 +34,7 @@ def fused_experts_ref(
 
 
 def route_ref(experts: torch.Tensor, block_m: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """blocks [pairs, 2] and order [pairs], int32, as ``route_kernel`` makes them; one pair at a time."""
+    """blocks [pairs, 3] and order [pairs], int32, as ``route_kernel`` makes them if not COMPACT."""
     flat = experts.flatten().tolist()
     order = sorted(range(len(flat)), key=lambda pair: (flat[pair] < 0, flat[pair], pair))
     blocks = []
@@ -42,5 +42,5 @@ def route_ref(experts: torch.Tensor, block_m: int) -> tuple[torch.Tensor, torch.
         run = [p for p in order if flat[p] == flat[pair]]
         index = place - order.index(run[0])
         begins = flat[pair] >= 0 and index % block_m == 0
-        blocks.append([flat[pair] if begins else -1, min(len(run) - index, block_m)])
+        blocks.append([flat[pair] if begins else -1, min(len(run) - index, block_m), place])
     return torch.tensor(blocks, dtype=torch.int32), torch.tensor(order, dtype=torch.int32)

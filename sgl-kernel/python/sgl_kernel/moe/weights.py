@@ -13,10 +13,14 @@ class Format(Enum):
     PLAIN = "plain"  # bfloat16, float16 (or float32)
     INT4 = "int4"  # compressed-tensors, pack-quantized: groups of 32 columns, no zero points
     NVFP4 = "nvfp4"  # modelopt: e2m1 codes, an e4m3 scale for 16 columns, one scale for a matrix
+    FP8 = "fp8"  # e4m3, a scale for a block of rows and columns, for a row, or for the whole
 
 
 GROUP: Final = {Format.INT4: 32, Format.NVFP4: 16}
 """Columns that one scale serves."""
+
+PACKED: Final = frozenset(GROUP)
+"""Formats of eight weights a word."""
 
 E2M1: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
@@ -27,16 +31,23 @@ class ExpertMatrix:
 
     INT4: ``w[n, k] = (q[n, k] - 8) * scale[n, k // 32]``; NVFP4: ``e2m1(code[n, k]) * scale[n, k // 16] *
     global_scale``. Of a word, column ``8 j + i`` lies in bits ``4 i … 4 i + 3``. (Of NVFP4's bytes, the even
-    column in the low half: four of them are such a word on a little-endian machine.)
+    column in the low half: four of them are such a word on a little-endian machine.) FP8: ``data[n, k] *
+    scale[n // rows, k // columns]`` with ``block`` (rows, columns); rows of gate and of up are counted apart
+    where there are twice as many scales.
     """
 
     format: Format
-    data: torch.Tensor  # PLAIN: [E, N, K]; else [E, N, K / 8] int32
-    scale: torch.Tensor | None = None  # INT4: [E, N, K / 32]; NVFP4: [E, N, K / 16] float8_e4m3fn
+    data: torch.Tensor  # PLAIN, FP8 (float8_e4m3fn): [E, N, K]; else [E, N, K / 8] int32
+    # INT4: [E, N, K / 32]; NVFP4: [E, N, K / 16] float8_e4m3fn; FP8: [E, blocks of rows, of columns] float32
+    scale: torch.Tensor | None = None
     global_scale: torch.Tensor | None = None  # NVFP4: [E, parts] float32, parts 1 or 2 (gate, up)
+    block: tuple[int, int] = (0, 0)  # FP8: rows and columns that share a scale
 
     def __post_init__(self) -> None:
         if self.format is Format.PLAIN:
+            return
+        if self.format is Format.FP8:
+            self._check_blocks()
             return
         assert self.data.dtype == torch.int32 and self.scale is not None
         columns = self.data.shape[2] * 8
@@ -46,6 +57,18 @@ class ExpertMatrix:
                 f" {GROUP[self.format]} columns (a multiple of 32); there are {tuple(self.scale.shape)}"
             )
         assert (self.global_scale is not None) == (self.format is Format.NVFP4)
+
+    def _check_blocks(self) -> None:
+        assert self.data.dtype == torch.float8_e4m3fn and self.scale is not None
+        (rows, columns), (num, n, k) = self.block, self.data.shape
+        counts = {(num, parts * -(-n // (parts * rows)), -(-k // columns)) for parts in (1, 2)}
+        if tuple(self.scale.shape) not in counts:
+            raise ValueError(
+                f"fp8 experts of {tuple(self.data.shape)} in blocks of {rows} x {columns} need scales of"
+                f" {' or '.join(map(str, sorted(counts)))}; there are {tuple(self.scale.shape)}"
+            )
+        if columns < k and columns % 64:
+            raise ValueError(f"fp8 blocks of {columns} columns are not supported: use a multiple of 64")
 
     @property
     def num_experts(self) -> int:
@@ -57,12 +80,16 @@ class ExpertMatrix:
 
     @property
     def columns(self) -> int:
-        return self.data.shape[2] * (1 if self.format is Format.PLAIN else 8)
+        return self.data.shape[2] * (8 if self.format in PACKED else 1)
+
+    @property
+    def weight_bytes(self) -> int:
+        parts = [t for t in (self.data, self.scale, self.global_scale) if t is not None]
+        return sum(t.numel() * t.element_size() for t in parts)
 
     @property
     def bytes_per_expert(self) -> int:
-        parts = [t for t in (self.data, self.scale, self.global_scale) if t is not None]
-        return sum(t.numel() * t.element_size() for t in parts) // self.num_experts
+        return self.weight_bytes // self.num_experts
 
     def dequantise(self, expert: int, dtype: torch.dtype) -> torch.Tensor:
         """[N, K], each value rounded once to ``dtype`` (once to float32 where that is narrower)."""
@@ -70,9 +97,12 @@ class ExpertMatrix:
             return self.data[expert].to(dtype)
         assert self.scale is not None
         work = torch.promote_types(dtype, torch.float32)
+        own_scale = self.scale[expert].to(work)
+        if self.format is Format.FP8:
+            return (self.data[expert].to(work) * self._by_weight(own_scale)).to(dtype)
         shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=self.data.device)
         codes = ((self.data[expert][..., None] >> shifts) & 15).flatten(-2)  # [N, K]
-        scale = self.scale[expert].to(work).repeat_interleave(GROUP[self.format], dim=-1)
+        scale = own_scale.repeat_interleave(GROUP[self.format], dim=-1)
         if self.format is Format.INT4:
             return ((codes - 8).to(work) * scale).to(dtype)
         values = torch.tensor((*E2M1, *(-v for v in E2M1)), dtype=work, device=self.data.device)
@@ -80,3 +110,11 @@ class ExpertMatrix:
         own = self.global_scale[expert].to(work)  # [parts]
         whole = own.repeat_interleave(self.rows // own.shape[0])[:, None]  # [N, 1]
         return (values[codes] * scale * whole).to(dtype)
+
+    def _by_weight(self, scale: torch.Tensor) -> torch.Tensor:
+        """[blocks of rows, of columns] -> [N, K]; blocks at the edges may be cut."""
+        rows, columns = self.block
+        parts = 1 if scale.shape[0] == -(-self.rows // rows) else 2
+        each = self.rows // parts
+        halves = [part.repeat_interleave(rows, 0)[:each] for part in scale.chunk(parts)]
+        return torch.cat(halves).repeat_interleave(columns, 1)[:, : self.columns]

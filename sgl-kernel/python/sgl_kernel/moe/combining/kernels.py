@@ -21,7 +21,7 @@ def combine_kernel(
         used = tl.load(experts + pair) >= 0
         weight = tl.load(weights + pair).to(tl.float32)
         own = tl.load(products + pair.to(tl.int64) * N + n, mask=(n < N) & used, other=0.0)
-        acc += tl.where(used, weight, 0.0) * own
+        acc += tl.where(used, weight, 0.0) * own.to(tl.float32)
     if BASE:
         acc += tl.load(base + token.to(tl.int64) * base_stride + n, mask=n < N, other=0.0).to(tl.float32)
     tl.store(out + token.to(tl.int64) * N + n, acc.to(out.dtype.element_ty), mask=n < N)

@@ -2,6 +2,8 @@
 
 A program takes a block of pairs (at most BM tokens of one expert) and BN rows of the matrix (of gate and of
 up if GATED), and goes through the columns; of packed words WORDS a pass. So a word is read once for a block.
+float8 is multiplied as it is, and a scale goes to the sums of its block of columns: less work than scaling
+the weights, and one rounding less.
 """
 
 import triton
@@ -9,7 +11,7 @@ import triton.language as tl
 
 from sgl_kernel.common.kernels import arrive, begin_dependent
 from sgl_kernel.moe.routing.kernels import BLOCK_FIELDS
-from sgl_kernel.moe.unpacking.kernels import INT4, unpack
+from sgl_kernel.moe.unpacking.kernels import FP8, INT4, unpack
 
 
 @triton.jit
@@ -33,6 +35,31 @@ def _plain(
         acc = tl.dot(_tile(gate, k + at, K, EVEN).to(CT), v, acc, input_precision="ieee")
         if GATED:
             acc_up = tl.dot(_tile(ups, k + at, K, EVEN).to(CT), v, acc_up, input_precision="ieee")
+    return acc, acc_up
+
+
+@triton.jit
+def _float8(
+    acc, acc_up, gate, ups, gate_scale, up_scale, x_rows, inside, begin, end,
+    K: tl.constexpr, BK: tl.constexpr, COLUMNS: tl.constexpr, GATED: tl.constexpr, STAGES: tl.constexpr,
+    CT: tl.constexpr,
+):  # fmt: skip
+    """gate_scale, up_scale: [BN] pointers to the rows of scales; each is for COLUMNS columns.
+
+    Columns past the last one read that one, and meet zeros.
+    """
+    at = tl.arange(0, BK)
+    for k in tl.range(begin, end, BK, num_stages=STAGES):
+        there = inside & (k + at < K)[None, :]
+        v = tl.trans(tl.load(x_rows + (k + at)[None, :], mask=there, other=0.0).to(CT))
+        column = k + at
+        if K % BK != 0:
+            column = tl.minimum(column, K - 1)
+        own = tl.dot(tl.load(gate + column[None, :]).to(CT), v, input_precision="ieee")
+        acc += own * tl.load(gate_scale + k // COLUMNS)[:, None]
+        if GATED:
+            own = tl.dot(tl.load(ups + column[None, :]).to(CT), v, input_precision="ieee")
+            acc_up += own * tl.load(up_scale + k // COLUMNS)[:, None]
     return acc, acc_up
 
 
@@ -113,11 +140,11 @@ def expert_kernel(
     w,  # [E, N, K] or [E, N, K / 8]; 2 * N rows if GATED, those of the gate first
     scale,  # [E, rows, groups]
     global_scale,  # [E, 1 or 2] if HAS_GLOBAL
-    blocks,  # [pairs, 2]
+    blocks,  # [blocks, 3]
     order,  # [pairs]
     out,  # GATED: [pairs, OUT_WIDTH] by place, else [pairs, N] by pair
     part,  # [SPLIT, pairs, rows] float32 if SPLIT > 1
-    counters,  # [pairs, tiles] int32 if SPLIT > 1: zeros, and zeros again afterwards
+    counters,  # [blocks, tiles] int32 if SPLIT > 1: zeros, and zeros again afterwards
     num_pairs,
     x_stride,
     N: tl.constexpr,
@@ -127,10 +154,12 @@ def expert_kernel(
     OUT_WORDS: tl.constexpr,  # columns of ``out`` are put in the order of packed words; 0: they are left
     FORMAT: tl.constexpr,
     PARTS: tl.constexpr,  # scales of a whole matrix: 0, 1 or 2
+    SCALE_ROWS: tl.constexpr,  # FP8: rows and columns that a scale serves
+    SCALE_COLUMNS: tl.constexpr,
     GATED: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
-    WORDS: tl.constexpr,  # PLAIN: columns a pass
+    WORDS: tl.constexpr,  # PLAIN, FP8: columns a pass
     CHUNK: tl.constexpr,  # columns that a split takes
     SPLIT: tl.constexpr,
     STAGES: tl.constexpr,
@@ -139,11 +168,12 @@ def expert_kernel(
     PDL: tl.constexpr,
 ):
     begin_dependent(PDL)
-    place = tl.program_id(1)
-    expert = tl.load(blocks + place * BLOCK_FIELDS)
+    block = tl.program_id(1)
+    expert = tl.load(blocks + block * BLOCK_FIELDS)
     if expert < 0:
         return
-    count = tl.load(blocks + place * BLOCK_FIELDS + 1)
+    count = tl.load(blocks + block * BLOCK_FIELDS + 1)
+    place = tl.load(blocks + block * BLOCK_FIELDS + 2)
     m = tl.arange(0, BM)
     inside = m < count
     pair = tl.load(order + place + m, mask=inside, other=0)
@@ -161,6 +191,16 @@ def expert_kernel(
             acc, acc_up, gate, gate + N * K, x_rows, inside[:, None], begin, end, K, WORDS, K % WORDS == 0,
             GATED, STAGES, CT,
         )  # fmt: skip
+    elif FORMAT == FP8:
+        gate = w + row[:, None] * K
+        COLUMN_BLOCKS: tl.constexpr = (K + SCALE_COLUMNS - 1) // SCALE_COLUMNS
+        ROW_BLOCKS: tl.constexpr = (N + SCALE_ROWS - 1) // SCALE_ROWS
+        of_expert = expert.to(tl.int64) * (2 * ROW_BLOCKS if GATED else ROW_BLOCKS)
+        gate_scale = scale + (of_expert + tl.minimum(n, N - 1) // SCALE_ROWS) * COLUMN_BLOCKS
+        acc, acc_up = _float8(
+            acc, acc_up, gate, gate + N * K, gate_scale, gate_scale + ROW_BLOCKS * COLUMN_BLOCKS, x_rows,
+            inside[:, None], begin, end, K, WORDS, SCALE_COLUMNS, GATED, STAGES, CT,
+        )  # fmt: skip
     else:
         GROUPS: tl.constexpr = K // (32 if FORMAT == INT4 else 16)
         gate = w + row[:, None] * (K // 8)
@@ -172,7 +212,7 @@ def expert_kernel(
     within = (n < N)[:, None] & inside[None, :]
     complete = True
     if SPLIT > 1:
-        counter = counters + place * tl.num_programs(0) + tl.program_id(0)
+        counter = counters + block * tl.num_programs(0) + tl.program_id(0)
         acc, acc_up, complete = _merge_splits(
             part, counter, acc, acc_up, place + m, n, within, num_pairs, N, SPLIT, GATED
         )

@@ -14,6 +14,7 @@ from sgl_kernel.moe.unpacking.ptx import CONSTRAINTS, int4_program, nvfp4_progra
 
 INT4 = tl.constexpr(1)
 NVFP4 = tl.constexpr(2)
+FP8 = tl.constexpr(3)  # no words: nothing to unpack
 
 
 @triton.jit
