@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import pickle
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,11 +13,10 @@ from safetensors import SafetensorError, safe_open
 from sglang.srt.configs.config_fields import ModelConfigError, read_json_object
 from sglang.srt.configs.quant_config import QuantConfig
 from sglang.srt.model_loader.dummy import DummySource
+from sglang.srt.model_loader.dummy_packed import DummyQuantSource
 from sglang.srt.model_loader.gguf_file import GgufFile
 from sglang.srt.model_loader.quant_source import QuantSource
 from sglang.srt.model_loader.weight_source import Ledger, Part, WeightError, WeightSource, widened
-
-logger = logging.getLogger(__name__)
 
 LOAD_FORMATS: Final = ("auto", "safetensors", "pt", "gguf", "dummy")
 
@@ -50,7 +48,7 @@ def open_source(
 ) -> WeightSource:
     """Open the weights of a model folder. ``auto``: safetensors if there are any, else .bin, else .gguf.
 
-    ``quant``: how the folder's config says that it is quantised; dummy weights never are.
+    ``quant``: how the folder's config says that it is quantised; dummy weights are drawn so too.
 
     Raises:
         WeightError: no weights there, or a file that is broken.
@@ -58,9 +56,7 @@ def open_source(
     if load_format not in LOAD_FORMATS:
         raise WeightError(f"load format {load_format!r} is not one of {', '.join(LOAD_FORMATS)}")
     if load_format == "dummy":
-        if quant is not None:
-            logger.info("%s is quantised (%s); dummy weights are not", folder, quant.method)
-        return DummySource(dtype, device)
+        return DummySource(dtype, device) if quant is None else DummyQuantSource(quant, dtype, device)
     source = CheckpointSource(Path(folder), load_format, dtype, device)
     return source if quant is None else QuantSource(source, quant)
 

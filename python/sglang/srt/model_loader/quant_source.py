@@ -53,7 +53,7 @@ class QuantSource:
         """A part that would cut through a group or a block is cut out of the whole matrix."""
         dtype = widened(self.dtype) if wide else self.dtype
         is_blocks = self._checkpoint.has(f"{name}_blocks")
-        if not is_blocks and not self._is_packed(name):
+        if not is_blocks and (len(shape) != 2 or not self._is_packed(name)):
             return self._checkpoint.take(name, shape, wide=wide, part=part)
         part = None if part is not None and part.is_whole(shape) else part
         make = self._take_blocks if is_blocks else self._dequantised
