@@ -22,6 +22,7 @@ INSTALL_REQUIRES = [
     "psutil>=6,<8",
     "pyzmq>=26,<28",
     "safetensors>=0.5,<1",
+    "tiktoken>=0.9,<1",
     "torch>=2.11,<2.14",
     "tqdm>=4.66,<5",
     "transformers>=5.17,<6",

@@ -96,7 +96,6 @@ def decode_all(
     """Answers to all prompts, every step with all drafts; what each request met."""
     assert args.model_path is not None and args.tokenizer_path is not None
     tokenizer, info = TextTokenizer.from_folder(args.tokenizer_path), executor.info
-    own = tokenizer.eos_token_id
     found: list[RequestStats] = []
     bar = tqdm(total=len(prompts), desc="Decoding prompts", disable=None)  # None: only on a terminal
 
@@ -119,8 +118,7 @@ def decode_all(
         policy=decide_by_threshold,
         cache=RadixCache(info.page_size),
         decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=False),
-        eos_ids=ModelConfig.from_folder(args.model_path, args.context_length).eos_ids
-        or (() if own is None else (own,)),
+        eos_ids=tokenizer.stop_ids(ModelConfig.from_folder(args.model_path, args.context_length).eos_ids),
         emit=emitted,
         reply=lambda reply: None,
         metrics=NullSink(),

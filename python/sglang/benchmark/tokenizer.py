@@ -45,7 +45,7 @@ class FolderTokenizer:
         if self._template is None:
             raise DatasetError(_NO_TEMPLATE)
         try:
-            return self._template.render(messages, {"tools": tools})
+            return self._template.render(messages, tools=tools)
         except RequestError as error:
             raise DatasetError(str(error)) from error
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, normalizers
 
 from sglang.srt.utils.text_tokenizer import TextTokenizer
+from sglang.srt.utils.token_codec import FastCodec
 
 PIECES = (
     "é",
@@ -47,15 +48,14 @@ def composing(tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
     folder = write_merged_tokenizer(tmp_path_factory.mktemp("composing"))
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.normalizer = normalizers.NFC()
-    return TextTokenizer(tokenizer, {}, folder)
+    return TextTokenizer(FastCodec(tokenizer), {}, folder)
 
 
 @pytest.fixture(scope="module")
 def lacking(tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
     """As SmolLM's: without a control code, and without bytes that begin characters."""
-    return TextTokenizer(
-        without_bytes(write_merged_tokenizer(tmp_path_factory.mktemp("lacking")), b"\x04\xf1\xc0"), {}, Path()
-    )
+    folder = write_merged_tokenizer(tmp_path_factory.mktemp("lacking"))
+    return TextTokenizer(FastCodec(without_bytes(folder, b"\x04\xf1\xc0")), {}, Path())
 
 
 def without_bytes(folder: Path, missing: bytes) -> Tokenizer:
@@ -84,7 +84,7 @@ def test_characters_that_may_leave_no_token_do_not_count(tmp_path: Path, lacking
     assert lacking.encode("\x04" * 9) == [] and lacking.least_tokens("\x04" * 9) == 0
     assert lacking.least_tokens(LONG + "\x04" * 9) == lacking.least_tokens(LONG) > 0
     assert lacking.least_tokens("\U00040000" * 1000) == lacking.least_tokens(LONG)  # three bytes of four stay
-    inner = TextTokenizer(without_bytes(write_merged_tokenizer(tmp_path), b"\x80"), {}, tmp_path)
+    inner = TextTokenizer(FastCodec(without_bytes(write_merged_tokenizer(tmp_path), b"\x80")), {}, tmp_path)
     assert inner.least_tokens(LONG) == 0
 
 
@@ -94,4 +94,4 @@ def test_no_bound_where_a_token_takes_any_number_of_characters(tmp_path: Path) -
     folder = write_merged_tokenizer(tmp_path / "merged")
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.add_tokens([AddedToken("<swallow>", rstrip=True)])
-    assert TextTokenizer(tokenizer, {}, folder).least_tokens(LONG) == 0
+    assert TextTokenizer(FastCodec(tokenizer), {}, folder).least_tokens(LONG) == 0

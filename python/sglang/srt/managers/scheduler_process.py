@@ -77,19 +77,13 @@ def build_scheduler(args: ServerArgs, executor: Executor, to_detokenizer: Sender
         policy=decide_by_threshold,
         cache=NoCache() if args.disable_radix_cache else RadixCache(info.page_size),
         decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=False),
-        eos_ids=_eos_ids(model, tokenizer),
+        eos_ids=tokenizer.stop_ids(model.eos_ids),
         emit=to_detokenizer.send,
         reply=reply.send,
         metrics=_metrics(args),
         clock=time.time,
         auto=auto_controller(args, info),
     )
-
-
-def _eos_ids(model: ModelConfig, tokenizer: TextTokenizer) -> tuple[int, ...]:
-    """The model's, and the tokenizer's where the model names none."""
-    own = tokenizer.eos_token_id
-    return model.eos_ids or (() if own is None else (own,))
 
 
 def _metrics(args: ServerArgs) -> MetricsSink:

@@ -1,18 +1,21 @@
-"""Text to ids and back, from a folder's ``tokenizer.json``. Needs no torch and no transformers."""
+"""Text to ids and back, by the files in a folder, never by code in it. Needs no torch and no transformers."""
 
 from __future__ import annotations
 
 import json
-import re
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
-# Most characters that a normaliser makes one of; others may shorten a text without limit.
-_SHRINKING = {None: 1, "NFC": 4}
-_FALLBACK_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
+from sglang.srt.utils.tiktoken_codec import (
+    TURN_END,
+    VOCABULARY_FILE,
+    TiktokenCodec,
+    read_tiktoken,
+    remote_class,
+)
+from sglang.srt.utils.token_codec import FastCodec, TokenCodec
 
 
 class TokenizerError(ValueError):
@@ -20,71 +23,36 @@ class TokenizerError(ValueError):
 
 
 class TextTokenizer:
-    def __init__(self, tokenizer: Tokenizer, config: dict[str, Any], folder: Path) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, codec: TokenCodec, config: dict[str, Any], folder: Path) -> None:
+        self._codec = codec
         self.config = config
         self.folder = folder
 
     @staticmethod
     def from_folder(path: str | Path) -> TextTokenizer:
         folder = Path(path)
-        file = folder / "tokenizer.json"
-        if not file.is_file():
-            raise TokenizerError(
-                f"no tokenizer.json in {folder}: give the folder of a fast tokenizer with --tokenizer-path"
-            )
         try:
-            tokenizer = Tokenizer.from_file(str(file))
             config = _read_json(folder / "tokenizer_config.json")
+            codec = _read_codec(folder, config)
+        except TokenizerError:
+            raise
         except Exception as error:  # the library raises bare Exception for a file it can't read
             raise TokenizerError(f"the tokenizer in {folder} can't be read: {error}") from error
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        return TextTokenizer(tokenizer, config, folder)
+        return TextTokenizer(codec, config, folder)
 
     @property
     def vocab_size(self) -> int:
-        return self._tokenizer.get_vocab_size(with_added_tokens=True)
+        return self._codec.vocab_size
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
-        return ids
+        return self._codec.encode(text, add_special_tokens)
 
     def least_tokens(self, text: str) -> int:
         """So many tokens ``text`` has at least; 0 where only tokenising it could tell."""
-        if self._longest_token is None:
-            return 0
-        num_certain = len(text) - sum(text.count(character) for character in self._lost_characters)
-        return -(-num_certain // self._longest_token)
-
-    @cached_property
-    def _longest_token(self) -> int | None:
-        """Most characters of a text that one token stands for; None where there is no limit."""
-        normalizer = (self._description.get("normalizer") or {}).get("type")
-        added = self._tokenizer.get_added_tokens_decoder().values()
-        strips = any(token.lstrip or token.rstrip for token in added)
-        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
-        loses = any(0x80 <= byte < 0xC0 for byte in self._lost_bytes)  # all but the first of a character
-        if not self.is_byte_level or normalizer not in _SHRINKING or strips or loses:
-            return None
-        return _SHRINKING[normalizer] * max(map(len, vocabulary))
-
-    @property
-    def _lost_characters(self) -> list[str]:
-        """Those that may leave no token at all. One of several bytes leaves the bytes after its first."""
-        return [chr(byte) for byte in self._lost_bytes if byte < 0x80]
-
-    @cached_property
-    def _lost_bytes(self) -> frozenset[int]:
-        """Bytes that a byte-level vocabulary lacks (SmolLM's: bytes that no UTF-8 has, and control codes)."""
-        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
-        return frozenset(
-            byte for character, byte in _BYTE_OF_CHARACTER.items() if character not in vocabulary
-        )
+        return self._codec.least_tokens(text)
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
-        return text
+        return self._codec.decode(ids, skip_special_tokens)
 
     def special_token(self, name: str) -> str | None:
         """``bos_token``, ``eos_token``, … as text."""
@@ -96,60 +64,57 @@ class TextTokenizer:
         names = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
         return {name: text for name in names if (text := self.special_token(name)) is not None}
 
+    def token_id(self, token: str) -> int | None:
+        return self._codec.token_id(token)
+
     @property
     def eos_token_id(self) -> int | None:
         text = self.special_token("eos_token")
-        return None if text is None else self._tokenizer.token_to_id(text)
+        return None if text is None else self.token_id(text)
 
-    @cached_property
+    @property
+    def is_kimi(self) -> bool:
+        """Whether it is read by rules that Moonshot's code has, and no file."""
+        return isinstance(self._codec, TiktokenCodec)
+
+    def stop_ids(self, of_model: tuple[int, ...]) -> tuple[int, ...]:
+        """Ids that end a reply: ``of_model`` (from the model's files), and those that the tokenizer knows."""
+        own = [self.eos_token_id, self.token_id(TURN_END) if self.is_kimi else None]
+        return tuple(dict.fromkeys([*of_model, *(number for number in own if number is not None)]))
+
+    @property
     def special_ids(self) -> frozenset[int]:
-        return frozenset(i for i, t in self._tokenizer.get_added_tokens_decoder().items() if t.special)
-
-    @cached_property
-    def _description(self) -> dict[str, Any]:
-        """tokenizer.json's settings, without the vocabulary."""
-        whole: dict[str, Any] = json.loads(self._tokenizer.to_str())
-        return {name: whole.get(name) for name in ("normalizer", "decoder")}
-
-    @cached_property
-    def _decoder_kinds(self) -> tuple[str, ...]:
-        decoder = self._description.get("decoder") or {}
-        parts = decoder.get("decoders", []) if decoder.get("type") == "Sequence" else [decoder]
-        return tuple(part.get("type", "") for part in parts)
+        return self._codec.special_ids
 
     @property
     def is_byte_level(self) -> bool:
         """Whether decoding is joining the bytes of tokens (GPT-2's way): it can be done one by one."""
-        return self._decoder_kinds == ("ByteLevel",)
+        return self._codec.is_byte_level
 
     def fallback_byte(self, token_id: int) -> bytes | None:
         """The byte that a token like <0x0A> stands for, in a tokenizer that has such tokens."""
-        if "ByteFallback" not in self._decoder_kinds:
-            return None
-        match = _FALLBACK_TOKEN.fullmatch(self._tokenizer.id_to_token(token_id) or "")
-        return None if match is None else bytes.fromhex(match.group(1))
+        return self._codec.fallback_byte(token_id)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of a token of a byte-level tokenizer; empty for an id that it lacks."""
-        token = self._tokenizer.id_to_token(token_id)
-        if token is None:
-            return b""
-        table = _BYTE_OF_CHARACTER
-        if all(character in table for character in token):
-            return bytes(table[character] for character in token)
-        return str(token).encode()
+        return self._codec.token_bytes(token_id)
 
 
-def _build_byte_table() -> dict[str, int]:
-    """GPT-2's printable stand-ins: printable bytes are themselves, the others follow from U+0100."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    table = {chr(byte): byte for byte in printable}
-    others = (byte for byte in range(256) if byte not in set(printable))
-    table.update({chr(0x100 + i): byte for i, byte in enumerate(others)})
-    return table
-
-
-_BYTE_OF_CHARACTER = _build_byte_table()
+def _read_codec(folder: Path, config: dict[str, Any]) -> TokenCodec:
+    file = folder / "tokenizer.json"
+    if file.is_file():
+        return FastCodec(Tokenizer.from_file(str(file)))
+    if (folder / VOCABULARY_FILE).is_file():
+        return read_tiktoken(folder, config)
+    code = remote_class(config)
+    if code is not None:
+        raise TokenizerError(
+            f"the tokenizer in {folder} is code ({code}), and code from a checkpoint is never run here:"
+            " give the folder of one with a tokenizer.json with --tokenizer-path"
+        )
+    raise TokenizerError(
+        f"no tokenizer.json in {folder}: give the folder of a fast tokenizer with --tokenizer-path"
+    )
 
 
 def _read_json(path: Path) -> dict[str, Any]:
