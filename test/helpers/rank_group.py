@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch.distributed as dist
 
 from sglang.srt.configs.executor_args import ExecutorArgs
-from sglang.srt.distributed.collectives import Collectives, open_collectives
+from sglang.srt.distributed.collectives import Collectives, open_gloo
 from sglang.srt.distributed.tensor_parallel import TensorParallel
 from sglang.srt.managers.executor_build import build_worker
 from sglang.srt.model_executor.executor import PendingStep
@@ -42,7 +42,7 @@ class RankGroup:
 
         def start(rank: int) -> InProcessExecutor:
             def assemble():  # type: ignore[no-untyped-def]
-                collectives = wrap(open_collectives("gloo", store, rank, size), rank)
+                collectives = wrap(open_gloo(store, rank, size), rank)
                 return build_worker(args, TensorParallel(rank, size, collectives))
 
             return InProcessExecutor(assemble)

@@ -15,7 +15,8 @@ def graph_micros(run: Callable[[], object], replays: int, runs: int) -> float:
     run()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    # thread_local: NCCL's own thread may look at events meanwhile.
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         run()
     best = float("inf")
     for _ in range(runs):

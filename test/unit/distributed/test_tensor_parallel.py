@@ -24,7 +24,7 @@ from helpers.tiny_mla import write_tiny_kimi_k25
 from helpers.tiny_models import write_tiny_eagle3, write_tiny_llama
 
 from sglang.srt.configs.executor_args import ExecutorArgs
-from sglang.srt.distributed.collectives import Collectives, PeerLostError, open_collectives
+from sglang.srt.distributed.collectives import Collectives, PeerLostError, open_gloo
 from sglang.srt.distributed.shares import ShardingError
 from sglang.srt.distributed.tensor_parallel import TensorParallel
 from sglang.srt.managers.executor_build import build_executor
@@ -187,10 +187,10 @@ class Noisy:
         self._before = before
         self._generator = torch.Generator().manual_seed(rank)
 
-    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+    def all_reduce(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         if self._before:
-            return self._inner.all_reduce(x + self._noise(x))
-        summed = self._inner.all_reduce(x)
+            return self._inner.all_reduce(x + self._noise(x), residual)
+        summed = self._inner.all_reduce(x, residual)
         return summed + self._noise(summed)
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
@@ -238,7 +238,7 @@ def test_a_rank_that_is_gone_is_not_waited_for() -> None:
 
     store = dist.HashStore()
     with ThreadPoolExecutor(2) as threads:
-        stays, goes = threads.map(lambda rank: open_collectives("gloo", store, rank, 2), range(2))
+        stays, goes = threads.map(lambda rank: open_gloo(store, rank, 2), range(2))
     del goes
     with pytest.raises(PeerLostError):
         stays.all_reduce(torch.ones(3))
@@ -247,5 +247,6 @@ def test_a_rank_that_is_gone_is_not_waited_for() -> None:
 def test_one_rank_sends_nothing() -> None:
     tp, x = TensorParallel(), torch.arange(6.0)
     assert tp.summing is None and tp.joining(6) is None
-    assert tp.sum(x) is x and torch.equal(tp.join(x), x)
-    assert tp.least(7) == 7 and tp.first(0.5) == 0.5
+    assert tp.least(7) == tp.most(7) == 7 and tp.first(0.5) == 0.5
+    assert tp.collectives.all_reduce(x) is x
+    assert torch.equal(tp.collectives.all_reduce(x.clone(), x.clone()), 2 * x)

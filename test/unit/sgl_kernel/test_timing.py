@@ -33,7 +33,7 @@ def test_the_best_run_counts_a_replay(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "graph", lambda graph: nullcontext())
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph, capture_error_mode: nullcontext())
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: log.append("loaded"))
     assert graph_micros(lambda: log.append("ran"), replays=2, runs=3) == 2000.0
     assert log == ["ran", "loaded", "ran", "waited", "waited", "waited"]

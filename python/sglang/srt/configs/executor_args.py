@@ -35,6 +35,8 @@ class ExecutorArgs:
     measure_costs: bool = False  # at the start, for ExecutorInfo.costs
     measure_costs_s: float | None = None  # what that may take; None: a few seconds, as a server may
     # The rest is for CUDA.
+    disable_custom_all_reduce: bool = False  # sums over ranks by NCCL alone
+    fuse_all_reduce: bool = False  # but those added to the residual stream by our own kernels all the same
     chunked_prefill_size: int | None = None  # prompt tokens of a step; None: the device's; -1: whole prompts
     max_prefill_tokens: int = 16384
     cuda_graph_max_bs: int | None = None  # None: 256, but no more than there are slots

@@ -16,8 +16,6 @@ TIMEOUT: Final = timedelta(minutes=10)
 """Longest that one rank may be behind another one: at the start, when each loads its weights. A rank that
 dies is noticed at once, by its connections."""
 
-BACKENDS: Final = {"cpu": "gloo", "cuda": "nccl"}
-
 
 class PeerLostError(RuntimeError):
     """Another rank is gone, or does something else: this one is not to blame."""
@@ -28,8 +26,9 @@ class Collectives(Protocol):
 
     device: str  # where the tensors are
 
-    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum over the ranks. ``x``, contiguous, is used up; its memory may be the result's."""
+    def all_reduce(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """The sum over the ranks, added to ``residual`` if there is one. Both are contiguous and used up;
+        the result's memory may be theirs."""
         ...
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
@@ -42,27 +41,28 @@ class SingleRank:
 
     device = "cpu"
 
-    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        return x
+    def all_reduce(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        return x if residual is None else residual.add_(x)
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         return x[None]
 
 
-class GroupCollectives:
-    """By a process group of torch, whatever its backend is."""
+class GlooCollectives:
+    """On a CPU."""
 
-    def __init__(self, group: Any, size: int, device: str) -> None:
-        self.device = device
+    device = "cpu"
+
+    def __init__(self, group: Any, size: int) -> None:
         self._group = group  # torch.distributed.ProcessGroup; the classes behind it have no types
         self._size = size
 
-    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+    def all_reduce(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         try:
             self._group.allreduce([x]).wait()
         except RuntimeError as error:
             raise PeerLostError(str(error)) from error
-        return x
+        return x if residual is None else residual.add_(x)
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         parts = x.new_empty((self._size, *x.shape))
@@ -73,23 +73,18 @@ class GroupCollectives:
         return parts
 
 
-def open_collectives(backend: str, store: Any, rank: int, size: int) -> Collectives:
+def open_gloo(store: Any, rank: int, size: int) -> Collectives:
     """Meet the other ranks in ``store`` (torch.distributed.Store); returns when all have come.
 
-    Gloo's connections are on the loopback interface: all ranks are on one host, and nobody else may listen.
+    The connections are on the loopback interface: all ranks are on one host, and nobody else may listen.
     """
     if size == 1:
         return SingleRank()
-    if backend == "gloo":
-        gloo: Any = dist.ProcessGroupGloo
-        options = gloo._Options()
-        options._devices = [gloo.create_device(interface="lo")]
-        options._timeout = TIMEOUT
-        return GroupCollectives(gloo(store, rank, size, options), size, "cpu")
-    nccl: Any = dist.ProcessGroupNCCL
-    options = nccl.Options()
+    gloo: Any = dist.ProcessGroupGloo
+    options = gloo._Options()
+    options._devices = [gloo.create_device(interface="lo")]
     options._timeout = TIMEOUT
-    return GroupCollectives(nccl(store, rank, size, options), size, "cuda")
+    return GlooCollectives(gloo(store, rank, size, options), size)
 
 
 def file_store(path: str, size: int) -> Any:

@@ -2,16 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import torch
 
 from sglang.srt.distributed.collectives import Collectives, SingleRank
 from sglang.srt.distributed.shares import HeadSpans, Span, even_span, head_spans, padded_span
 
-Join = Callable[[torch.Tensor], torch.Tensor]
-"""From what one rank has computed to what all of them have."""
+
+class Join(Protocol):
+    """From what one rank has computed to what all of them have."""
+
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """x: [..., n], used up; the result is added to ``residual``, which is used up too."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Summing:
+    """Of parts of a sum."""
+
+    collectives: Collectives
+
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        return self.collectives.all_reduce(x.contiguous(), residual)
+
+
+@dataclass(frozen=True, slots=True)
+class Joining:
+    """Of features side by side, of which the last may be padding."""
+
+    collectives: Collectives
+    total: int
+
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        whole = joined(self.collectives, x)[..., : self.total]
+        return whole if residual is None else residual.add_(whole)
+
+
+def joined(collectives: Collectives, x: torch.Tensor) -> torch.Tensor:
+    """x: [..., n] -> [..., size * n], the same on all ranks."""
+    parts = collectives.all_gather(x.contiguous())  # [size, ..., n]
+    return parts.movedim(0, -2).flatten(-2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,25 +86,19 @@ class TensorParallel:
     @property
     def summing(self) -> Join | None:
         """Of parts of a sum; None: there is one rank."""
-        return self.sum if self.size > 1 else None
+        return Summing(self.collectives) if self.size > 1 else None
 
     def joining(self, total: int) -> Join | None:
         """Of ``rows(total)`` features; None: there is one rank."""
-        return (lambda x: self.join(x)[..., :total]) if self.size > 1 else None
-
-    def sum(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [...], used up -> the sum over the ranks."""
-        return self.collectives.all_reduce(x.contiguous())
-
-    def join(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [..., n] -> [..., size * n], the same on all ranks."""
-        parts = self.collectives.all_gather(x.contiguous())  # [size, ..., n]
-        return parts.movedim(0, -2).flatten(-2)
+        return Joining(self.collectives, total) if self.size > 1 else None
 
     def least(self, value: int) -> int:
         """The smallest that any rank has."""
         own = torch.tensor([value], device=self.collectives.device)
         return int(self.collectives.all_gather(own).min())
+
+    def most(self, value: int) -> int:
+        return -self.least(-value)
 
     def first(self, value: float) -> float:
         """The first rank's, for what ranks measure and must agree about."""

@@ -8,12 +8,12 @@ made other row counts slower.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 
+from sglang.srt.distributed.tensor_parallel import Join
 from sglang.srt.layers.activation import silu_and_mul
 from sglang.srt.layers.norm import RMSNorm
 
@@ -49,7 +49,7 @@ class Linear:
         *,
         float_output: bool = False,
         pack: bool = True,
-        join: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        join: Join | None = None,
     ) -> None:
         self._join = join
         self.out_features, self.in_features = weight.shape
@@ -82,8 +82,10 @@ class Linear:
     ) -> torch.Tensor:
         """``norm(x) @ W^T + bias + residual``. The residual's memory may be that of the result."""
         if self._join is not None:
-            out = self._join(self.part(x, norm=norm))
-            out = out if self.bias is None else out.add_(self.bias)
+            part = self.part(x, norm=norm)
+            if self.bias is None:
+                return self._join(part, residual)
+            out = self._join(part).add_(self.bias)
             return out if residual is None else residual.add_(out)
         if self._choices is not None:
             return self._by_kernel(self._choices, x, norm, residual, gated=False)

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 import torch
 
 from sglang.srt.configs.executor_args import ExecutorArgs
-from sglang.srt.distributed.collectives import BACKENDS, file_store, open_collectives
+from sglang.srt.distributed.collectives import file_store, open_gloo
 from sglang.srt.distributed.tensor_parallel import TensorParallel
 from sglang.srt.managers.executor_build_drafter import goes_by_tokens, make_drafter, native_attention
 from sglang.srt.managers.executor_build_models import (
@@ -80,7 +80,19 @@ def build_rank(args: ExecutorArgs, rank: int, meeting: str) -> InProcessExecutor
 
     def assemble() -> tuple[Worker, ExecutorInfo]:
         store = file_store(meeting, args.tp_size)
-        collectives = open_collectives(BACKENDS[args.device], store, rank, args.tp_size)
+        if args.device == "cuda":
+            from sglang.srt.distributed.gpus import open_gpus
+
+            _need_packages()
+            collectives = open_gpus(
+                store,
+                rank,
+                args.tp_size,
+                pushes=args.fuse_all_reduce or not args.disable_custom_all_reduce,
+                only_fused=args.disable_custom_all_reduce,
+            )
+        else:
+            collectives = open_gloo(store, rank, args.tp_size)
         return build_worker(args, TensorParallel(rank, args.tp_size, collectives))
 
     return InProcessExecutor(assemble)
@@ -89,11 +101,6 @@ def build_rank(args: ExecutorArgs, rank: int, meeting: str) -> InProcessExecutor
 def build_worker(args: ExecutorArgs, tp: TensorParallel) -> tuple[Worker, ExecutorInfo]:
     """To be called by the thread that the worker will run in."""
     if args.device == "cuda":
-        if tp.size > 1:
-            raise ExecutorArgsError(
-                f"--tp-size {tp.size}: models split over several GPUs do not run here yet: use one,"
-                " or --device cpu"
-            )
         _need_packages()
         # Only here: a CPU server needs nothing of sgl_kernel.
         from sglang.srt.managers.executor_build_attention import check_backend

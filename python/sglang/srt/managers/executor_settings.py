@@ -43,6 +43,8 @@ def executor_args(args: ServerArgs) -> ExecutorArgs:
         capture_max_bs=capture,
         spec_rows=spec_rows(args) if speculates and args.device == "cuda" else (),
         measure_costs=threshold == AUTO and args.speculative_auto_table is None,
+        disable_custom_all_reduce=args.disable_custom_all_reduce,
+        fuse_all_reduce=args.enable_flashinfer_allreduce_fusion,
         chunked_prefill_size=args.chunked_prefill_size,
         max_prefill_tokens=args.max_prefill_tokens,
         cuda_graph_max_bs=args.cuda_graph_max_bs,

@@ -75,5 +75,5 @@ class MoE:
         routed = self.experts(normed, weights, experts).to(x.dtype)
         if self._summing is not None:  # one sum over the ranks for all experts
             mine = routed if self.shared is None else routed + self.shared.part(normed)
-            return x + self._summing(mine)
+            return self._summing(mine, x)
         return (x if self.shared is None else self.shared(x, norm)) + routed

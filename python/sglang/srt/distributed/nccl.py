@@ -1,0 +1,56 @@
+"""Collectives of GPUs by NCCL."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from sglang.srt.distributed.collectives import TIMEOUT, PeerLostError
+
+
+class NcclCollectives:
+    """On the current stream, so that a CUDA graph captures them like any kernel."""
+
+    device = "cuda"
+
+    def __init__(self, store: Any, rank: int, size: int, device: torch.device) -> None:
+        """Returns when all ranks have come (``store``: torch.distributed.Store) and are connected.
+
+        Connections are made by the first collective of a kind and of a size, and a capture is no place
+        for that.
+        """
+        from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions
+
+        nccl: Any = dist.ProcessGroupNCCL
+        options = nccl.Options()
+        options._timeout = TIMEOUT
+        self._size = size
+        self._sums: Any = AllreduceOptions()
+        self._gathers: Any = AllgatherOptions()
+        self._sums.asyncOp = self._gathers.asyncOp = False
+        try:
+            self._group = nccl(store, rank, size, options)
+            self._group.eager_connect_single_device(device)
+            for length in (1, 1 << 16, 1 << 23):
+                x = torch.zeros(length, dtype=torch.float32, device=device)
+                self.all_gather(self.all_reduce(x)[: length // size + 1])
+            torch.cuda.synchronize(device)
+        except RuntimeError as error:
+            raise PeerLostError(f"NCCL can't connect the GPUs: {error}") from error
+
+    def all_reduce(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        self._wait(self._group.allreduce([x], self._sums))
+        return x if residual is None else residual.add_(x)
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        parts = x.new_empty((self._size, *x.shape))
+        self._wait(self._group._allgather_base(parts.view(-1), x.view(-1), self._gathers))
+        return parts
+
+    @staticmethod
+    def _wait(work: Any) -> None:
+        """Of the stream's, not of the host's."""
+        if work is not None:
+            work.wait()
