@@ -60,15 +60,17 @@ def _product(
     while is_packed and width > 4 and 8 * width > matrix.columns:
         width //= 2
     block_n = 64 // matrices if not is_packed or block_m == 16 else 64
+    # A warp for 16 rows: where there are more, several unpack the same words, each for some of the tokens.
+    num_warps = block_n // 16 if is_packed else 4
     programs = blocks * -(-matrix.rows // (matrices * block_n))
     passes = -(-matrix.columns // (width * (8 if is_packed else 1)))
-    # Four programs a SM keep enough in flight; what is split must be merged, so no more than that.
-    split = max(1, min(8, 4 * info.num_sms // max(programs, 1), passes // 2))
+    # 16 warps a SM keep enough in flight; what is split must be merged, so no more than that.
+    split = max(1, min(8, 16 // num_warps * info.num_sms // max(programs, 1), passes // 2))
     return ProductConfig(
         block_n=block_n,
         width=width,
         split=split,
-        num_warps=4,
+        num_warps=num_warps,
         num_stages=3,
         pairs=is_packed and info.arch >= 80,
     )
