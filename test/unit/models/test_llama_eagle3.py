@@ -59,7 +59,10 @@ def kv(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """K and V [T, nkv, d] that a sync writes."""
     assert isinstance(drafter, LlamaEagle3)
-    return drafter.attention.entries(drafter.pairs(ids, hidden), Positions(drafter.rope, positions))
+    product = drafter.attention.entries(drafter.pairs(ids, hidden), Positions(drafter.rope, positions))
+    _, k, v = product.turned()
+    assert k is not None and v is not None
+    return k, v
 
 
 def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

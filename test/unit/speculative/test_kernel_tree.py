@@ -21,7 +21,7 @@ from sglang.srt.model_executor.decode_step import Rows
 from sglang.srt.model_executor.drafter import DraftContext, DraftTree
 from sglang.srt.model_executor.step_plan import SlotSampling, SpecShape
 from sglang.srt.model_executor.worker import Worker
-from sglang.srt.speculative import kernel_tree
+from sglang.srt.speculative import draft_forward, kernel_tree
 from sglang.srt.speculative.kernel_tree import KernelTrees
 
 PROMPTS = ([5, 6, 7, 8], list(range(3, 60)), [9, 30, 200, 4, 77, 12, 91])
@@ -123,7 +123,7 @@ def launches_of(draft: Callable[[], object], model: object, monkeypatch: pytest.
     """Of all but the layer and its logits, which are the same launches whoever drafts."""
     counting = Counting()
     with monkeypatch.context() as patched:
-        for module in (kernel_tree, triton_backend):
+        for module in (draft_forward, kernel_tree, triton_backend):
             for name, launches in LAUNCHES.items():
                 if hasattr(module, name):
                     patched.setattr(module, name, counting.instead(getattr(module, name), launches))

@@ -1,8 +1,9 @@
-"""Which attention a CUDA executor is built with, and what FlashInfer needs to be there for it."""
+"""Which attention the models of a CUDA executor get, and what FlashInfer needs to be there for it."""
 
 from __future__ import annotations
 
 import logging
+from typing import Protocol
 
 import torch
 
@@ -10,13 +11,43 @@ from sgl_kernel.attention import AttentionShape
 from sgl_kernel.attention.decode.plan import MAX_MASK_PLACES, MAX_QUERY_LEN
 from sgl_kernel.attention.prefill.flashinfer import FlashInferError, FlashInferPrefill, find_flashinfer
 from sglang.srt.configs.executor_args import ExecutorArgs
-from sglang.srt.managers.executor_build_models import ExecutorArgsError, LoadedModels
+from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.distributed.tensor_parallel import TensorParallel
+from sglang.srt.layers.attention.base import KernelAttention
+from sglang.srt.layers.attention.mla_triton import TritonMLA
+from sglang.srt.layers.attention.triton_backend import TritonAttention
+from sglang.srt.managers.executor_build_models import ExecutorArgsError, LoadedModels, make_pool
+from sglang.srt.mem_cache.kv_pool import MHAKVPool
+from sglang.srt.mem_cache.mla_pool import MLAKVPool
+from sglang.srt.mem_cache.pool import CacheShape, KVPool
 from sglang.srt.model_executor.config import WorkerConfig
 from sglang.srt.models.dense import KVShape
 
 logger = logging.getLogger(__name__)
 
 CUDA_BACKENDS = ("triton", "flashinfer")
+
+
+class AttendingModel(Protocol):
+    """What there is to know of a target or a draft model."""
+
+    config: ModelConfig
+    tp: TensorParallel
+    kv_shape: CacheShape
+
+
+def kernel_attention(
+    model: AttendingModel, config: WorkerConfig, page_table: torch.Tensor
+) -> tuple[KVPool, KernelAttention]:
+    """A pool of what the model keeps, and the kernels that read and write it."""
+    pool, mla, of_model = make_pool(model.kv_shape, config), model.config.mla, model.config
+    kv_heads = of_model.num_kv_heads if mla is None else of_model.num_heads
+    num_heads = model.tp.heads(of_model.num_heads, kv_heads, of_model.path).q.size
+    if mla is None:
+        assert isinstance(pool, MHAKVPool)
+        return pool, TritonAttention(pool, page_table, num_heads)
+    assert isinstance(pool, MLAKVPool)
+    return pool, TritonMLA(pool, page_table, num_heads, mla.kv_lora_rank)
 
 
 def check_backend(args: ExecutorArgs) -> None:
@@ -53,6 +84,9 @@ def prefill_planner(
         ExecutorArgsError: it has no kernels for this model, or can't make them.
     """
     if args.attention_backend != "flashinfer":
+        return None
+    if models.target.config.mla is not None:
+        logger.info("attention: latent, by our own kernels in prefill too: FlashInfer is not used")
         return None
     logger.info(
         "attention: prefill by FlashInfer %s, which plans with lengths that the host knows exactly; decode"

@@ -22,19 +22,19 @@ import torch
 from sgl_kernel.launch import compile_ahead
 from sgl_kernel.linear.variants import MAX_GEMM_ROWS, ROW_CLASSES, ChoiceTable, row_class
 from sglang.srt.configs.executor_args import ExecutorArgs
+from sglang.srt.layers.attention.base import AttentionBackend
 from sglang.srt.layers.attention.flashinfer_backend import FlashInferAttention
 from sglang.srt.layers.attention.triton_backend import TritonAttention
 from sglang.srt.layers.kernel_linear import KernelChoices
-from sglang.srt.managers.executor_build_attention import check_backend, prefill_planner
+from sglang.srt.managers.executor_build_attention import check_backend, kernel_attention, prefill_planner
 from sglang.srt.managers.executor_build_models import (
     ExecutorArgsError,
     LoadedModels,
-    make_mha_pool,
     page_budget,
     spec_rows,
     worker_config,
 )
-from sglang.srt.mem_cache.kv_pool import MHAKVPool
+from sglang.srt.mem_cache.pool import KVPool
 from sglang.srt.model_executor.accept import TokenRewriter
 from sglang.srt.model_executor.config import WorkerConfig
 from sglang.srt.model_executor.decode_step import DecodeStep
@@ -48,7 +48,6 @@ from sglang.srt.model_executor.step_plan import PAD_SLOT, GraphSet, SpecShape
 from sglang.srt.model_executor.tune_linears import tune_linears
 from sglang.srt.model_executor.worker import Worker
 from sglang.srt.models.decoder import DecoderModel
-from sglang.srt.models.llama_eagle3 import LlamaEagle3
 from sglang.srt.sampling.kernel_sampler import KernelSampler
 from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 from sglang.srt.speculative.kernel_drafter import KernelDrafter
@@ -115,7 +114,7 @@ def _graph_sizes(args: ExecutorArgs, config: WorkerConfig, plain: tuple[int, ...
 class _Wired:
     """What is bound to a KV pool."""
 
-    pools: tuple[MHAKVPool, ...]
+    pools: tuple[KVPool, ...]
     drafter: EAGLEWorkerV2 | None
     step: DecodeStep
     runner: StepRunner
@@ -150,16 +149,16 @@ class _Wiring:
         """``target``: instead of the model's own."""
         models, state, sampler, spec = self._models, self.state, self.sampler, config.spec
         target = target or models.target
-        pool = make_mha_pool(target.kv_shape, config)
-        backend = self._backend(pool, target.config.num_heads)
-        pools: tuple[MHAKVPool, ...] = (pool,)
+        pool, backend = kernel_attention(target, config, state.page_table)
+        backend.reserve(config.num_slots, 1)
+        pools: tuple[KVPool, ...] = (pool,)
         worker = drafts = prompts = None
         if models.drafter is not None and spec is not None:
             drafter = models.drafter.model
-            assert isinstance(drafter, LlamaEagle3), "load_models has refused the others"
+            assert drafter is not None, "load_models has refused those that are not one layer"
             backend.reserve(config.max_spec_rows, spec.num_draft_tokens)
-            draft_pool = make_mha_pool(drafter.kv_shape, config)
-            draft_backend = self._backend(draft_pool, drafter.config.num_heads)
+            draft_pool, draft_backend = kernel_attention(drafter, config, state.page_table)
+            draft_backend.reserve(config.num_slots, 1)
             draft_backend.reserve(config.max_spec_rows, spec.topk, spec.topk * (spec.num_steps - 1))
             pools = (pool, draft_pool)
             worker = EAGLEWorkerV2(
@@ -168,14 +167,12 @@ class _Wiring:
             drafts = KernelDrafter(drafter, draft_backend, state, sampler, spec)
             prompts = KernelSync(worker, drafter, draft_backend)
         step = DecodeStep(state, sampler, target, pool, backend, spec, drafts, self._simulated)
-        attention = backend if self._planner is None else FlashInferAttention(backend, self._planner)
+        attention: AttentionBackend = backend
+        if self._planner is not None:
+            assert isinstance(backend, TritonAttention), "FlashInfer plans for it alone"
+            attention = FlashInferAttention(backend, self._planner)
         runner = StepRunner(state, sampler, target, pool, attention, prompts, self._simulated)
         return _Wired(pools, worker, step, runner)
-
-    def _backend(self, pool: MHAKVPool, num_heads: int) -> TritonAttention:
-        backend = TritonAttention(pool, self.state.page_table, num_heads)
-        backend.reserve(self.config.num_slots, 1)
-        return backend
 
 
 def _wake_library(models: LoadedModels) -> None:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 
 from sglang.srt.configs.draft_choice import DraftChoice, choose_drafter
-from sglang.srt.configs.draft_config import LLAMA_DRAFTER
 from sglang.srt.configs.executor_args import ExecutorArgs
 from sglang.srt.configs.model_config import ModelConfig, ModelConfigError
 from sglang.srt.configs.quant_args import check_quantization
@@ -24,7 +23,6 @@ from sglang.srt.model_executor.step_plan import SpecShape
 from sglang.srt.model_loader.checkpoint import open_source
 from sglang.srt.models.decoder import DecoderModel
 from sglang.srt.models.draft_model import DraftModel
-from sglang.srt.models.llama_eagle3 import LlamaEagle3
 from sglang.srt.models.nextn import NextnHead
 from sglang.srt.models.registry import build_drafter, build_model
 from sglang.srt.sampling.states import SamplingStates
@@ -72,14 +70,8 @@ def choose(args: ExecutorArgs, target: ModelConfig) -> DraftChoice | None:
 
 
 def without_kernels(choice: DraftChoice) -> str | None:
-    """What of a drafter has no CUDA kernels here yet; None: it has them all, as far as its config says."""
-    if choice.kind != EAGLE3 or choice.config is None or choice.config.draft is None:
-        return f"--speculative-algorithm {choice.kind}"
-    if choice.config.architecture != LLAMA_DRAFTER:
-        return f"{choice.folder}: a drafter with latent attention"
-    if choice.config.draft.norm_before_residual:
-        return f"{choice.folder}: a drafter with norm_before_residual"
-    return None
+    """What of a drafter has no CUDA kernels here yet; None: it has them all."""
+    return None if choice.kind in (EAGLE3, NEXTN) else f"--speculative-algorithm {choice.kind}"
 
 
 def load_drafter(
@@ -147,8 +139,3 @@ def native_attention(pool: KVPool, page_table: torch.Tensor) -> DraftAttentionBa
 def goes_by_tokens(drafter: LoadedDrafter) -> bool:
     """Whether it must be told of tokens that no prefill brings."""
     return drafter.kind in (NGRAM, STANDALONE)
-
-
-def has_kernels(drafter: LoadedDrafter) -> bool:
-    """After ``without_kernels``: what only its tensors say."""
-    return isinstance(drafter.model, LlamaEagle3) and drafter.model.attention.is_plain

@@ -16,11 +16,9 @@ from sglang.srt.managers.executor_build_drafter import (
     LoadedDrafter,
     choose,
     draft_kind,
-    has_kernels,
     load_drafter,
     without_kernels,
 )
-from sglang.srt.mem_cache.kv_pool import MHAKVPool
 from sglang.srt.mem_cache.pool import CacheShape, KVPool
 from sglang.srt.model_executor.config import WorkerConfig, max_positions
 from sglang.srt.model_executor.memory import PageBudget
@@ -93,8 +91,6 @@ def load_models(args: ExecutorArgs, device: torch.device, tp: TensorParallel | N
     if spec is None or choice is None:
         return LoadedModels(target, None, None, dtype, device)
     drafter = load_drafter(args, choice, target, spec, dtype, device, positions)
-    if device.type == "cuda" and not has_kernels(drafter):
-        raise ExecutorArgsError(f"{choice.folder}: a drafter with norms of heads {_NO_KERNELS}")
     return LoadedModels(target, drafter, spec, dtype, device)
 
 
@@ -166,13 +162,6 @@ def spec_rows(args: ExecutorArgs, spec: SpecShape | None, most: int) -> dict[int
 
 def make_pool(shape: CacheShape, config: WorkerConfig) -> KVPool:
     return shape.make_pool(config.num_pages, config.page_size, config.dtype, config.device)
-
-
-def make_mha_pool(shape: CacheShape, config: WorkerConfig) -> MHAKVPool:
-    """For kernels that read keys and values; ``load_models`` has refused models that keep anything else."""
-    pool = make_pool(shape, config)
-    assert isinstance(pool, MHAKVPool)
-    return pool
 
 
 def _spec_shape(args: ExecutorArgs) -> SpecShape | None:

@@ -16,7 +16,7 @@ from sgl_kernel.sampling.rows import Depths, NodeRows
 from sgl_kernel.speculation.accept import Accepted, SlotRows, accept, begin_rows
 from sgl_kernel.speculation.move import move_path
 from sglang.srt.layers.attention.base import AttentionBackend, Block, DecodeRows
-from sglang.srt.mem_cache.kv_pool import MHAKVPool
+from sglang.srt.mem_cache.pool import KVPool
 from sglang.srt.model_executor.drafter import DraftTree
 from sglang.srt.model_executor.slot_state import SlotState
 from sglang.srt.model_executor.step import TargetModel
@@ -74,7 +74,7 @@ class DecodeStep:
         state: SlotState,
         sampler: KernelSampler,
         model: TargetModel,
-        pool: MHAKVPool,
+        pool: KVPool,
         backend: AttentionBackend,  # bound to ``pool``
         spec: SpecShape | None,
         drafter: DeviceDrafter | None,
@@ -109,7 +109,8 @@ class DecodeStep:
         self._sampler.count_rows(slots, accepted.tokens, accepted.counts)
         if tree.mask is not None:
             table, size = state.page_table, self._pool.page_size
-            move_path(self._pool.kv, accepted.path, accepted.counts, slots, rows.root, table, size)
+            for kept in self._pool.tensors:
+                move_path(kept, accepted.path, accepted.counts, slots, rows.root, table, size)
         if self._drafter is not None:
             assert aux is not None
             self._drafter.sync(rows, aux, accepted, tree.mask is not None)

@@ -65,26 +65,22 @@ class DraftHeads:
         return KVShape(1, self.num_kv_heads, self.head_dim)
 
     @property
-    def is_plain(self) -> bool:
-        """Nothing stands between the products and the rope."""
-        return self._norms is None
-
-    @property
     def weight_bytes(self) -> int:
         return total_bytes(self.q, self.kv, self.o, *(self._norms or ()))
 
     def linears(self) -> list[Linear]:
         return [self.q, self.kv, self.o, *([] if self.qkv is None else [self.qkv])]
 
-    def entries(self, x: torch.Tensor, positions: Positions) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V [T, nkv, d] as the cache keeps them. x: [T, in_features]."""
-        kv = self.kv(x).view(len(x), 2, self.num_kv_heads, self.head_dim)
-        k = kv[:, 0] if self._norms is None else self._norms[1](kv[:, 0])
-        return positions.angles.rotate(k), kv[:, 1]
+    def entries(self, x: torch.Tensor, positions: Positions) -> HeadProduct:
+        """k and v alone, before norm and rope. x: [T, in_features]."""
+        norm = None if self._norms is None else self._norms[1]
+        return HeadProduct(self.kv(x), 0, self.num_kv_heads, positions, norm)
 
     def write(self, pool: KVPool, places: torch.Tensor, x: torch.Tensor, positions: Positions) -> None:
         assert isinstance(pool, MHAKVPool)
-        pool.write(0, places, *self.entries(x, positions))
+        _, k, v = self.entries(x, positions).turned()
+        assert k is not None and v is not None
+        pool.write(0, places, k, v)
 
     def __call__(
         self,

@@ -11,9 +11,11 @@ from typing import Protocol
 import torch
 
 from sglang.srt.configs.model_config import ModelConfig
-from sglang.srt.layers.attention.base import LayerAttention
+from sglang.srt.distributed.tensor_parallel import TensorParallel
+from sglang.srt.layers.attention.base import LayerAttention, Product
 from sglang.srt.layers.attention.heads import Positions
 from sglang.srt.layers.linear import Linear
+from sglang.srt.layers.rope import Rope
 from sglang.srt.mem_cache.pool import CacheShape, KVPool
 
 
@@ -21,6 +23,8 @@ class DraftModel(Protocol):
     """Shapes: T tokens, H size of a feature, Vd draft vocabulary."""
 
     config: ModelConfig
+    tp: TensorParallel
+    rope: Rope
     aux_layers: tuple[int, ...]
     """The target's layers whose *input* it reads; their number stands for the output of the last one."""
 
@@ -50,6 +54,15 @@ class DraftModel(Protocol):
         positions: torch.Tensor,  # [T] int64: t
     ) -> None:
         """What the layer leaves in its cache for these pairs, and nothing else of the layer."""
+        ...
+
+    def entries(
+        self,
+        next_ids: torch.Tensor,  # [T] int64
+        features: torch.Tensor,  # [T, H]
+        positions: Positions,
+    ) -> Product:
+        """The same as a product without queries, for a backend that writes it."""
         ...
 
     def layer(
@@ -86,6 +99,10 @@ class DraftAttention(Protocol):
 
     def write(self, pool: KVPool, places: torch.Tensor, x: torch.Tensor, positions: Positions) -> None:
         """Only fill the cache. places: [T] int64; x: [T, in_features], normed."""
+        ...
+
+    def entries(self, x: torch.Tensor, positions: Positions) -> Product:
+        """What ``write`` writes as a product without queries, for a backend that writes it."""
         ...
 
     def __call__(

@@ -16,7 +16,7 @@ from typing import Final
 import torch
 
 from sglang.srt.configs.model_config import ModelConfig, ModelConfigError
-from sglang.srt.layers.attention.base import LayerAttention
+from sglang.srt.layers.attention.base import LayerAttention, Product
 from sglang.srt.layers.attention.heads import Positions
 from sglang.srt.layers.embedding import Embedding
 from sglang.srt.layers.linear import Linear
@@ -174,6 +174,10 @@ class Eagle3Model(ABC):
     ) -> None:
         of_pairs = Positions(self.rope, positions)
         self.attention.write(pool, places, self.pairs(next_ids, features), of_pairs)
+
+    def entries(self, next_ids: torch.Tensor, features: torch.Tensor, positions: Positions) -> Product:
+        """next_ids: [T] int64; features: [T, H]."""
+        return self.attention.entries(self.pairs(next_ids, features), positions)
 
     def layer(
         self,

@@ -17,7 +17,7 @@ from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.distributed.tensor_parallel import TensorParallel
 from sglang.srt.layers.attention.base import LayerAttention
 from sglang.srt.layers.attention.heads import Positions
-from sglang.srt.layers.attention.mla import IndexProduct, LatentHeads, LatentProduct
+from sglang.srt.layers.attention.mla import IndexProduct, LatentHeads, RawLatents, in_halves
 from sglang.srt.layers.linear import Linear
 from sglang.srt.layers.moe.layer import MLP
 from sglang.srt.layers.norm import RMSNorm
@@ -31,13 +31,6 @@ from sglang.srt.models.moe import take_mlp
 LATENT_EPS: Final = 1e-6
 """Of the norms of latents, and of an indexer's keys, whatever ``rms_norm_eps`` is: what transformers and
 DeepSeek's own code have."""
-
-
-def in_halves(x: torch.Tensor, rope_dim: int) -> torch.Tensor:
-    """x: [..., d], pairs (0, 1), (2, 3), … in the first ``rope_dim`` dimensions -> the first of every pair,
-    then the second ones, as ``RopeAngles`` turns them. Queries and keys alike: products stay."""
-    turned = x[..., :rope_dim].unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
-    return turned if rope_dim == x.shape[-1] else torch.cat((turned, x[..., rope_dim:]), dim=-1)
 
 
 class Indexer:
@@ -158,64 +151,81 @@ class LatentAttention:
 
     def __call__(
         self,
-        x: torch.Tensor,  # [T, in_features], normed
+        x: torch.Tensor,  # [T, in_features], normed unless there is a ``norm``
         residual: torch.Tensor,  # [T, H], used up
         positions: Positions,
         attn: LayerAttention,
         write: bool = True,
+        norm: RMSNorm | None = None,
     ) -> torch.Tensor:
-        """The attention of ``x`` added to the residual stream: [T, H].
+        """The attention of ``x`` (or of ``norm(x)``) added to the residual stream: [T, H].
 
         ``write`` False: the cache holds these tokens already (``attn`` is of Block.NONE).
         """
-        out = attn(self.layer, self._product(x, positions, write))  # [T, nq, v]
+        out = attn(self.layer, self._product(x, positions, write, norm))  # [T, nq, v]
         return self.o(out.flatten(1), residual=residual)
 
     def write(self, pool: KVPool, places: torch.Tensor, x: torch.Tensor, positions: Positions) -> None:
         """Only fill the cache. places: [T] int64; x: [T, in_features], normed."""
         assert isinstance(pool, MLAKVPool)
+        product = self.entries(x, positions)
+        pool.write(self.layer, places, product.entries())
+        if product.index is not None:
+            pool.write_index_keys(self.layer, places, product.index.k)
+
+    def entries(self, x: torch.Tensor, positions: Positions) -> RawLatents:
+        """What the cache keeps of them, before norm and rope, and no queries. x: [T, in_features], normed."""
         down = self.down(x)
         if self.q_norm is not None and self.q_down is None:
             down = down[:, self.q_norm.size :]
-        pool.write(self.layer, places, self._entry(down, positions))
+        q = x.new_empty(0, self.num_heads, self.mla.qk_dim)
+        index = None
         if self.indexer is not None:
-            pool.write_index_keys(self.layer, places, self.indexer.keys(x, positions))
+            config, keys = self.indexer.config, self.indexer.keys(x, positions)
+            queries = keys.new_empty(0, config.num_heads, config.head_dim)
+            index = IndexProduct(queries, keys, queries[..., 0], config.top_k)
+        return self._raw(q, down, positions, index)
 
-    def _product(self, x: torch.Tensor, positions: Positions, write: bool) -> LatentProduct:
-        """x: [T, in_features], normed."""
+    def _product(
+        self, x: torch.Tensor, positions: Positions, write: bool, norm: RMSNorm | None
+    ) -> RawLatents:
+        """x: [T, in_features]."""
         mla, down = self.mla, None
-        q_in = x
+        if norm is not None and self.indexer is not None:
+            x, norm = norm(x), None  # it reads more of it than products can norm on their way
+        q_in, q_norm = x, norm
         if self.q_down is not None:
-            q_in = self.q_down(x)
+            q_in, q_norm = self.q_down(x, norm=norm), self.q_norm
         elif self.q_norm is not None:
-            q_in, down = self.down(x).split((self.q_norm.size, mla.latent_dim), dim=-1)
-        if self.q_norm is not None:
-            q_in = self.q_norm(q_in)
-        q = self.q(q_in).view(len(x), self.num_heads, mla.qk_dim)
-        q_nope, q_rope = q.split((mla.nope_dim, mla.rope_dim), dim=-1)
-        latent = x.new_empty(len(x), 0)
-        if write:
-            latent = self._entry(self.down(x) if down is None else down, positions)
-        return LatentProduct(
-            q_nope=q_nope,
-            q_rope=self._turn(q_rope, positions),
-            latent=latent,
-            heads=self.heads,
-            scale=mla.softmax_scale,
-            sparse=mla.index is not None,
-            index=None if self.indexer is None else self.indexer(x, q_in, positions),
-        )
+            q_in, down = self.down(x, norm=norm).split((self.q_norm.size, mla.latent_dim), dim=-1)
+            q_norm = self.q_norm
+        index = None
+        if self.indexer is not None:
+            assert q_norm is not None
+            q_in, q_norm = q_norm(q_in), None
+            index = self.indexer(x, q_in, positions)
+        q = self.q(q_in, norm=q_norm).view(len(x), self.num_heads, mla.qk_dim)
+        if not write:
+            down = x.new_empty(0, mla.latent_dim)
+        elif down is None:
+            down = self.down(x, norm=norm)
+        return self._raw(q, down, positions, index)
 
-    def _entry(self, down: torch.Tensor, positions: Positions) -> torch.Tensor:
-        """What the cache keeps. down: [T, R + r], before norm and rope -> the same shape."""
+    def _raw(
+        self, q: torch.Tensor, down: torch.Tensor, positions: Positions, index: IndexProduct | None
+    ) -> RawLatents:
         mla = self.mla
-        latent, k_rope = down.split((mla.kv_lora_rank, mla.rope_dim), dim=-1)
-        k_rope = self._turn(k_rope[:, None], positions)[:, 0]
-        return torch.cat((self.kv_norm(latent), k_rope), dim=-1)
-
-    def _turn(self, x: torch.Tensor, positions: Positions) -> torch.Tensor:
-        """x: [T, heads, r]."""
-        return positions.angles.rotate(in_halves(x, self.mla.rope_dim) if self.mla.interleaved else x)
+        return RawLatents(
+            q,
+            down,
+            self.kv_norm,
+            positions,
+            mla.interleaved,
+            self.heads,
+            mla.softmax_scale,
+            sparse=mla.index is not None,
+            index=index,
+        )
 
 
 class MLALayer:
@@ -243,7 +253,7 @@ class MLALayer:
 
     def __call__(self, hidden: torch.Tensor, positions: Positions, attn: LayerAttention) -> torch.Tensor:
         """hidden: [T, H] residual stream, used up -> [T, H]."""
-        hidden = self.attention(self.input_norm(hidden), hidden, positions, attn)
+        hidden = self.attention(hidden, hidden, positions, attn, norm=self.input_norm)
         return self.mlp(hidden, self.post_norm)
 
 

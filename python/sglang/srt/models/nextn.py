@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 
 from sglang.srt.configs.model_config import ModelConfig
-from sglang.srt.layers.attention.base import LayerAttention
+from sglang.srt.layers.attention.base import LayerAttention, Product
 from sglang.srt.layers.attention.heads import Positions
 from sglang.srt.layers.linear import Linear
 from sglang.srt.layers.moe.layer import MLP
@@ -93,6 +93,10 @@ class NextnHead:
     ) -> None:
         x = self.input_norm(self._inputs(next_ids, features))
         self.attention.write(pool, places, x, Positions(self.rope, positions))
+
+    def entries(self, next_ids: torch.Tensor, features: torch.Tensor, positions: Positions) -> Product:
+        """next_ids: [T] int64; features: [T, H]."""
+        return self.attention.entries(self.input_norm(self._inputs(next_ids, features)), positions)
 
     def layer(
         self,

@@ -6,30 +6,25 @@ from collections.abc import Sequence
 
 import torch
 
-from sgl_kernel.rope.ops import CachePlaces, RopeTables, TokenRows, rope_cache_write
-from sgl_kernel.speculation.inputs.ops import PairWeights, pair_inputs
-from sglang.srt.layers.attention.triton_backend import TritonAttention
+from sglang.srt.layers.attention.base import CacheRows, KernelAttention
+from sglang.srt.layers.attention.heads import Positions
 from sglang.srt.model_executor.drafter import DraftContext, DraftTree
-from sglang.srt.model_executor.step_plan import PAD_SLOT, SlotAdmission
-from sglang.srt.models.llama_eagle3 import LlamaEagle3
+from sglang.srt.model_executor.step_plan import SlotAdmission
+from sglang.srt.models.draft_model import DraftModel
+from sglang.srt.speculative.draft_forward import DraftInputs, draft_forward
 from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 
 
-def pair_weights(model: LlamaEagle3) -> PairWeights:
-    embed, hidden = model.embed_norm, model.hidden_norm
-    return PairWeights(model.embed.weight, embed.weight, hidden.weight, embed.eps, hidden.eps)
-
-
 class KernelSync:
-    """``Drafter`` whose sync is three launches: the pairs' norms, a product, rotary and cache write."""
+    """``Drafter`` whose sync is few launches: for EAGLE-3 the pairs' norms, a product, rotary and write."""
 
-    def __init__(self, worker: EAGLEWorkerV2, model: LlamaEagle3, backend: TritonAttention) -> None:
+    def __init__(self, worker: EAGLEWorkerV2, model: DraftModel, backend: KernelAttention) -> None:
         """``worker``: over the same model and backend, which is bound to the drafter's pool."""
         self.aux_layers = worker.aux_layers
         self._worker = worker
         self._model = model
+        self._forward = draft_forward(model)
         self._backend = backend
-        self._weights = pair_weights(model)
 
     def admit(self, admissions: Sequence[SlotAdmission]) -> None:
         self._worker.admit(admissions)
@@ -48,17 +43,7 @@ class KernelSync:
         slots: torch.Tensor,  # [T] int64
         positions: torch.Tensor,  # [T] int64: t
     ) -> None:
-        """The draft KV of these positions. The pad slot's is not written: nobody reads it."""
-        num_pairs, size = features.shape
-        out = features.new_empty(num_pairs, 2 * size)
-        pairs = pair_inputs(next_ids[:, None], features, self._weights, out)
-        pool, rope = self._backend.pool, self._model.rope
-        places = CachePlaces(pool.layer_kv(0), self._backend.page_table, pool.page_size, pad_slot=PAD_SLOT)
-        rope_cache_write(
-            self._model.attention.kv(pairs),
-            0,
-            pool.num_kv_heads,
-            RopeTables(rope.cos, rope.sin),
-            TokenRows(slots, positions),
-            cache=places,
-        )
+        """The draft cache of these positions. The pad slot's is not written: nobody reads it."""
+        inputs = DraftInputs(next_ids[:, None], features)
+        product = self._forward.entries(inputs, None, Positions(self._model.rope, positions), pdl=False)
+        self._backend.write(0, product, CacheRows(slots, positions))

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import torch
 
-from sgl_kernel.speculation.inputs.ops import pair_inputs
 from sgl_kernel.speculation.tree.ops import DraftRows, Frontier, Tree, TreeBuffers, expand, finish
-from sglang.srt.layers.attention.base import Block, DecodeRows, ScratchRows
-from sglang.srt.layers.attention.triton_backend import TritonAttention
+from sglang.srt.layers.attention.base import Block, DecodeRows, KernelAttention, ScratchRows
 from sglang.srt.model_executor.decode_step import Rows
 from sglang.srt.model_executor.drafter import DraftTree
 from sglang.srt.model_executor.slot_state import SlotState
 from sglang.srt.model_executor.step_plan import SpecShape
-from sglang.srt.models.llama_eagle3 import LlamaEagle3
+from sglang.srt.models.draft_model import DraftModel
 from sglang.srt.sampling.states import SamplingStates
-from sglang.srt.speculative.kernel_sync import pair_weights
+from sglang.srt.speculative.draft_forward import DraftInputs, draft_forward
 
 
 class KernelTrees:
@@ -26,8 +24,8 @@ class KernelTrees:
 
     def __init__(
         self,
-        model: LlamaEagle3,
-        backend: TritonAttention,  # bound to the drafter's pool
+        model: DraftModel,
+        backend: KernelAttention,  # bound to the drafter's pool
         state: SlotState,
         states: SamplingStates,
         spec: SpecShape,
@@ -37,7 +35,7 @@ class KernelTrees:
         self._state = state
         self._states = states
         self._spec = spec
-        self._weights = pair_weights(model)
+        self._forward = draft_forward(model)
 
     def draft(self, rows: Rows, tokens: torch.Tensor, draft_len: int) -> DraftTree:
         """tokens: [R, …] int64, of which column 0 holds the roots'."""
@@ -55,37 +53,17 @@ class KernelTrees:
 
     def _open(self, rows: Rows) -> torch.Tensor:
         """Forward 1, on the pair (x_L, g_{L-1}) at L - 1, whose KV is there: [R, H]."""
-        state, num_rows, size = self._state, rows.slots.shape[0], self._model.feature_size
-        hidden = state.draft_feature.new_empty(num_rows, size)
-        pairs = pair_inputs(
-            state.next_token,
-            state.draft_feature,
-            self._weights,
-            hidden.new_empty(num_rows, 2 * size),
-            slots=rows.slots,
-            hidden=hidden,
-            pdl=rows.pdl,
-        )
+        inputs = DraftInputs(self._state.next_token, self._state.draft_feature, slots=rows.slots)
         attention = self._backend.decode(DecodeRows(rows.slots, rows.root, 0, 1, Block.NONE))
-        return self._model.layer_of_pairs(pairs, hidden, rows.root - 1, attention, write=False)
+        return self._forward.layer(inputs, rows.root - 1, attention, write=False, pdl=rows.pdl)
 
     def _level(self, rows: Rows, level: int, frontier: Frontier, above: torch.Tensor) -> torch.Tensor:
         """A forward of the k nodes of every row's frontier: [R * k, H]. Their KV goes to scratch places.
 
         above: [R * nodes, H], outputs of the level above.
         """
-        k, size = self._spec.topk, self._model.feature_size
-        hidden = above.new_empty(frontier.tokens.numel(), size)
-        pairs = pair_inputs(
-            frontier.tokens,
-            above,
-            self._weights,
-            hidden.new_empty(hidden.shape[0], 2 * size),
-            nodes=frontier.parent,
-            hidden=hidden,
-            pdl=rows.pdl,
-        )
+        k = self._spec.topk
+        inputs = DraftInputs(frontier.tokens, above, frontier.parent)
         # Lengths are read on the device: no bound is needed.
         attention = self._backend.scratch(ScratchRows(rows.slots, rows.root, 0, k, k * level, frontier.seen))
-        positions = frontier.positions.view(-1)
-        return self._model.layer_of_pairs(pairs, hidden, positions, attention, write=True)
+        return self._forward.layer(inputs, frontier.positions.view(-1), attention, write=True, pdl=rows.pdl)

@@ -16,9 +16,9 @@ from typing import Protocol
 import torch
 
 from sglang.srt.layers.attention.heads import HeadProduct
-from sglang.srt.layers.attention.mla import LatentProduct
+from sglang.srt.layers.attention.mla import LatentProduct, RawLatents
 
-Product = HeadProduct | LatentProduct
+Product = HeadProduct | LatentProduct | RawLatents
 """What a layer hands to its attention; a backend is of one kind, as its pool is."""
 
 
@@ -97,6 +97,29 @@ class DraftAttentionBackend(AttentionBackend, Protocol):
     """What drafters that build trees need beside it."""
 
     def scratch(self, rows: ScratchRows) -> LayerAttention: ...
+
+
+@dataclass(frozen=True, slots=True)
+class CacheRows:
+    """Tokens of which only the cache is to hear: R rows of Q, stored at (and turned by) ``root + i``."""
+
+    slots: torch.Tensor  # [R] int64; nothing is written for the pad slot
+    root: torch.Tensor  # [R] int64
+    query_len: int = 1  # Q
+    counts: torch.Tensor | None = None  # [R] int64: how many of a row's tokens are written; None: all
+    pdl: bool = False  # the launch overlaps with the kernel ahead
+
+
+class KernelAttention(DraftAttentionBackend, Protocol):
+    """What a CUDA executor needs: steps that a graph can hold."""
+
+    def reserve(self, max_rows: int, max_query_len: int, scratch_places: int = 0) -> None:
+        """Allocate for steps of up to this size; needed before a CUDA graph is captured."""
+        ...
+
+    def write(self, layer: int, product: Product, rows: CacheRows) -> None:
+        """Only fill the cache, of a product without queries."""
+        ...
 
 
 def pool_places(

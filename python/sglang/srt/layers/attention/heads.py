@@ -17,9 +17,18 @@ from sglang.srt.layers.rope import Rope, RopeAngles
 class Positions:
     """Rope positions of one forward's tokens, and what is computed of them once for all layers."""
 
-    def __init__(self, rope: Rope, positions: torch.Tensor) -> None:
+    def __init__(self, rope: Rope, first: torch.Tensor, columns: int = 1) -> None:
+        """first: [R] int64, where rows of ``columns`` tokens each begin; T = R * columns."""
         self.rope = rope
-        self.of_tokens = positions  # [T] int64
+        self._first = first
+        self._columns = columns
+
+    @cached_property
+    def of_tokens(self) -> torch.Tensor:
+        """[T] int64. A kernel that counts from a row's first token itself never asks for it."""
+        if self._columns == 1:
+            return self._first
+        return (self._first[:, None] + torch.arange(self._columns, device=self._first.device)).reshape(-1)
 
     @cached_property
     def angles(self) -> RopeAngles:

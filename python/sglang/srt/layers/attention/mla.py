@@ -19,6 +19,16 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from sglang.srt.layers.attention.heads import Positions
+from sglang.srt.layers.norm import RMSNorm
+
+
+def in_halves(x: torch.Tensor, rope_dim: int) -> torch.Tensor:
+    """x: [..., d], pairs (0, 1), (2, 3), … in the first ``rope_dim`` dimensions -> the first of every pair,
+    then the second ones, as ``RopeAngles`` turns them. Queries and keys alike: products stay."""
+    turned = x[..., :rope_dim].unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
+    return turned if rope_dim == x.shape[-1] else torch.cat((turned, x[..., rope_dim:]), dim=-1)
+
 
 class LatentHeads:
     """The map from a latent to keys and values (``kv_b_proj``)."""
@@ -91,3 +101,45 @@ class LatentProduct:
     def absorbed(self) -> torch.Tensor:
         """[T, nq, R + r]: queries that attend to latents as if there were one key head."""
         return torch.cat((self.heads.absorb(self.q_nope), self.q_rope), dim=-1)
+
+
+@dataclass(frozen=True, slots=True)
+class RawLatents:
+    """T tokens in one layer before the latent's norm and the rope, for which a backend may have a kernel;
+    ``made`` is for the others."""
+
+    q: torch.Tensor  # [T, nq, n + r]; [0, nq, n + r]: there is only something for the cache
+    down: torch.Tensor  # [T, R + r], rows may lie apart; [0, R + r]: nothing goes to the cache
+    norm: RMSNorm  # of the latent
+    positions: Positions
+    interleaved: bool  # pairs to be turned lie side by side
+    heads: LatentHeads
+    scale: float  # as in ``LatentProduct``, and so are the last two
+    sparse: bool = False
+    index: IndexProduct | None = None
+
+    @property
+    def latent_dim(self) -> int:
+        """R"""
+        return self.heads.latent_dim
+
+    def made(self) -> LatentProduct:
+        q_nope, q_rope = self.q.split((self.heads.key_dim, self.q.shape[2] - self.heads.key_dim), dim=-1)
+        return LatentProduct(
+            q_nope,
+            self._turn(q_rope) if len(q_rope) else q_rope,
+            self.entries() if len(self.down) else self.down,
+            self.heads,
+            self.scale,
+            self.sparse,
+            self.index,
+        )
+
+    def entries(self) -> torch.Tensor:
+        """[T, R + r]: what the cache keeps."""
+        latent, k_rope = self.down.split((self.latent_dim, self.down.shape[1] - self.latent_dim), dim=-1)
+        return torch.cat((self.norm(latent), self._turn(k_rope[:, None])[:, 0]), dim=-1)
+
+    def _turn(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [T, heads, r]."""
+        return self.positions.angles.rotate(in_halves(x, x.shape[-1]) if self.interleaved else x)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from sglang.srt.layers.attention.base import DecodeRows, LayerAttention, PrefillRows, Product, ScratchRows
-from sglang.srt.layers.attention.mla import IndexProduct, LatentProduct
+from sglang.srt.layers.attention.mla import IndexProduct, LatentProduct, RawLatents
 from sglang.srt.layers.attention.mla_sparse import best_places, index_scores
 from sglang.srt.layers.attention.rows import (
     ChunkPlaces,
@@ -95,6 +95,8 @@ class _OfLatents:
         self._layers = layers
 
     def __call__(self, layer: int, product: Product) -> torch.Tensor:
+        if isinstance(product, RawLatents):
+            product = product.made()
         assert isinstance(product, LatentProduct)
         return self._layers(layer, product)
 

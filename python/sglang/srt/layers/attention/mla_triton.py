@@ -1,8 +1,7 @@
 """Latent attention over sgl_kernel: decode and verify rows by its kernel, prefill as in ``mla_native``.
 
 Lengths of decode rows are read on the device, so a step has the same launches whatever they are. On a CPU the
-kernels' references run, which is how it is tested. No executor makes one yet: the memory that a start on CUDA
-measures and the experts beside it come first (``executor_build_models.py`` says so to who asks).
+kernels' references run, which is how it is tested.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ import torch
 
 from sgl_kernel.attention import DecodePlan, View, plan_decode
 from sgl_kernel.attention.mla.op import LatentWorkspace, latent_attention, write_latents
-from sglang.srt.layers.attention.base import Block, DecodeRows
-from sglang.srt.layers.attention.mla import LatentProduct
+from sglang.srt.layers.attention.base import Block, CacheRows, DecodeRows, Product
+from sglang.srt.layers.attention.mla import LatentProduct, RawLatents
 from sglang.srt.layers.attention.mla_native import Layers, TorchNativeMLA
 from sglang.srt.mem_cache.mla_pool import MLAKVPool
 
@@ -35,9 +34,17 @@ class TritonMLA(TorchNativeMLA):
             num_heads, rank, pool.page_size, latents.device, latents.element_size(), pdl=pdl
         )
 
-    def reserve(self, max_rows: int, max_query_len: int) -> None:
+    def reserve(self, max_rows: int, max_query_len: int, scratch_places: int = 0) -> None:
         """Allocate for steps of up to this size; needed before a CUDA graph is captured."""
         self._workspace.reserve(max_rows, max_query_len)
+
+    def write(self, layer: int, product: Product, rows: CacheRows) -> None:
+        assert isinstance(product, RawLatents)
+        of_tokens = product.positions.of_tokens
+        slots = rows.slots.repeat_interleave(rows.query_len, output_size=of_tokens.shape[0])
+        places = self.places(slots, of_tokens)
+        latents = self.pool.layer_latents(layer)
+        write_latents(product.entries(), slots, places, latents, product.latent_dim, pdl=rows.pdl)
 
     def _decode(self, rows: DecodeRows) -> Layers:
         queries = rows.query_len

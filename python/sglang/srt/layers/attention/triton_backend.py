@@ -26,6 +26,7 @@ from sgl_kernel.attention import (
 from sgl_kernel.rope.ops import CachePlaces, HeadNorms, RopeTables, TokenRows, rope_cache_write
 from sglang.srt.layers.attention.base import (
     Block,
+    CacheRows,
     DecodeRows,
     LayerAttention,
     PrefillRows,
@@ -35,6 +36,7 @@ from sglang.srt.layers.attention.base import (
 )
 from sglang.srt.layers.attention.heads import HeadProduct, Positions
 from sglang.srt.mem_cache.kv_pool import MHAKVPool
+from sglang.srt.model_executor.step_plan import PAD_SLOT
 
 MAX_PDL_TOKENS = 32
 """Up to so many tokens the launch behind a product, which turns q and k, overlaps with it."""
@@ -45,7 +47,7 @@ and at 16, where it takes room from the product that it waits for."""
 
 
 class TritonAttention:
-    """``AttentionBackend`` over one pool. ``page_table`` [slots, max_pages] int32 has another owner."""
+    """``KernelAttention`` over one pool. ``page_table`` [slots, max_pages] int32 has another owner."""
 
     needs_exact_lens = False
 
@@ -76,6 +78,26 @@ class TritonAttention:
     def places(self, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Pool places of (slot, position) pairs; same shape as its arguments, int64."""
         return pool_places(self.page_table, self.page_size, slots, positions)
+
+    def write(self, layer: int, product: Product, rows: CacheRows) -> None:
+        assert isinstance(product, HeadProduct) and product.num_heads == 0
+        rope = product.positions.rope
+        rope_cache_write(
+            product.qkv,
+            0,
+            product.num_kv_heads,
+            RopeTables(rope.cos, rope.sin),
+            TokenRows(rows.slots, rows.root, counts=rows.counts),
+            cache=CachePlaces(
+                self.pool.layer_kv(layer),
+                self.page_table,
+                self.page_size,
+                kv_scale=self.layer_scale(layer),
+                pad_slot=PAD_SLOT,
+            ),
+            norms=_norms(product),
+            pdl=rows.pdl,
+        )
 
     def decode(self, rows: DecodeRows) -> LayerAttention:
         return self._decode(rows)
@@ -189,6 +211,8 @@ def _norms(product: HeadProduct) -> HeadNorms | None:
     if product.norm is None:
         return None
     weight = product.norm.weight
+    if weight.dim() == 1:  # of q alone, or of k alone
+        return HeadNorms(weight, weight, product.norm.eps)
     return HeadNorms(weight[0], weight[product.num_heads], product.norm.eps)
 
 
