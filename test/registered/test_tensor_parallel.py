@@ -35,7 +35,7 @@ SAID = (
     "--cuda-graph-max-bs: a CPU has no CUDA graphs; every decode step runs eagerly",
     "--attention-backend flashinfer is for GPUs; torch_native is used",
     "--disable-custom-all-reduce: sums over the {size} ranks are made by Gloo",
-    "--enable-flashinfer-allreduce-fusion: FlashInfer's need several GPUs; sums over the {size} ranks",
+    "--enable-flashinfer-allreduce-fusion: sums over the {size} ranks",
     "--trust-remote-code: nothing to trust",
     "tensor parallel: {size} workers",
 )

@@ -114,13 +114,15 @@ def test_what_needs_a_gpu_says_what_is_used_instead() -> None:
     assert lines[2:] == [
         "--attention-backend flashinfer is for GPUs; torch_native is used",
         f"--disable-custom-all-reduce: {by_gloo}",
-        f"--enable-flashinfer-allreduce-fusion: FlashInfer's need several GPUs; {by_gloo}",
+        f"--enable-flashinfer-allreduce-fusion: {by_gloo}",
     ]
     assert [line.split(":")[0] for line in lines[:2]] == ["--cuda-graph-max-bs", "--cuda-graph-bs"]
-    (on_gpu,) = replacements(
-        dataclasses.replace(given, disable_custom_all_reduce=False), dataclasses.replace(args, device="cuda")
+    (on_gpu,) = replacements(given, dataclasses.replace(args, device="cuda"))
+    assert on_gpu.startswith(
+        "--enable-flashinfer-allreduce-fusion: sums are added to the residual stream by our"
     )
-    assert on_gpu.endswith("sums over the 2 ranks are made by NCCL")
+    alone = replacements(dataclasses.replace(given, tp_size=1), args)
+    assert [line.split(": ")[1] for line in alone[3:]] == ["there is one rank, and nothing to sum"] * 2
     assert replacements(ServerArgs(), ServerArgs(device="cpu")) == []
 
 
@@ -160,7 +162,6 @@ def test_kinds_of_drafter(given: str, kind: str, shape: tuple[int, int, int]) ->
         ("--speculative-draft-model-quantization fp8", "quantization needs a drafter"),
         ("--dp 8", "--dp-size 8 is not supported yet"),
         ("--tp 0", "--tp-size must be from 1 to 64"),
-        ("--device cuda --tp 8", "--tp-size 8 is not supported on GPUs yet"),
         ("--attention-backend magic", "magic is unknown"),
         ("--device cuda --attention-backend torch_native", "torch_native is for --device cpu: use triton"),
         ("--attention-backend fa3", "fa3 needs a kernel"),

@@ -178,7 +178,7 @@ class ServerArgs:
         1,
         int,
         "parallel",
-        "processes that the model is split over, on a CPU (several GPUs do not work yet)",
+        "processes that the model is split over, a GPU each",
         aliases=("--tp", "--tensor-parallel-size"),
     )
     dp_size: int = flag(1, int, "parallel", "only 1 works now", aliases=("--dp", "--data-parallel-size"))
@@ -189,13 +189,14 @@ class ServerArgs:
         False,
         bool,
         "parallel",
-        "sums over processes by NCCL, on a CPU by Gloo: there is no other way here yet",
+        "sums over GPUs by NCCL alone, not by our own kernels where these are faster",
     )
     enable_flashinfer_allreduce_fusion: bool = flag(
         False,
         bool,
         "parallel",
-        "FlashInfer's sums need several GPUs; the log says what is used instead",
+        "add sums over GPUs to the residual stream in the kernel that sums, also with"
+        " --disable-custom-all-reduce; by our own kernels, not by FlashInfer's",
     )
 
     # ---- speculative decoding
@@ -297,7 +298,7 @@ class ServerArgs:
         assert self.model_path is not None
         _check_ranges(self)
         device = self.device or ("cuda" if has_gpu() else "cpu")
-        _check_parallel(self, device)
+        _check_parallel(self)
         check_graph_flags(
             device,
             self.cuda_graph_max_bs,
@@ -372,7 +373,7 @@ def _check_ranges(args: ServerArgs) -> None:
     need(0 <= args.port <= 65535, f"--port must be from 0 (any free one) to 65535, got {args.port}")
 
 
-def _check_parallel(args: ServerArgs, device: str) -> None:
+def _check_parallel(args: ServerArgs) -> None:
     for name in ("dp", "ep", "pp"):
         size = getattr(args, f"{name}_size")
         if size != 1:
@@ -381,10 +382,6 @@ def _check_parallel(args: ServerArgs, device: str) -> None:
             )
     if not 1 <= args.tp_size <= _MOST_RANKS:
         raise ServerArgsError(f"--tp-size must be from 1 to {_MOST_RANKS}, got {args.tp_size}")
-    if args.tp_size > 1 and device == "cuda":
-        raise ServerArgsError(
-            f"--tp-size {args.tp_size} is not supported on GPUs yet: use 1, leave it out, or add --device cpu"
-        )
 
 
 def _speculative_values(args: ServerArgs, architecture: str | None) -> dict[str, Any]:
@@ -431,15 +428,23 @@ def replacements(given: ServerArgs, resolved: ServerArgs) -> list[str]:
     assert resolved.device is not None
     lines = replaced_on_cpu(given.cuda_graph_max_bs, given.cuda_graph_bs, given.attention_backend)
     lines = lines if resolved.device == "cpu" else []
-    way = "NCCL" if resolved.device == "cuda" else "Gloo, through the loopback interface"
-    sums = f"sums over the {given.tp_size} ranks are made by {way}"
+    return lines + replaced_sums(given, resolved.device)
+
+
+def replaced_sums(given: ServerArgs, device: str) -> list[str]:
+    """Of the flags that say how sums over the ranks are made."""
+    own, fused = "--disable-custom-all-reduce", "--enable-flashinfer-allreduce-fusion"
+    asked = [(given.disable_custom_all_reduce, own), (given.enable_flashinfer_allreduce_fusion, fused)]
+    sums = ""
     if given.tp_size == 1:
         sums = "there is one rank, and nothing to sum"
-    if given.disable_custom_all_reduce:
-        lines.append(f"--disable-custom-all-reduce: {sums}")
-    if given.enable_flashinfer_allreduce_fusion:
-        lines.append(f"--enable-flashinfer-allreduce-fusion: FlashInfer's need several GPUs; {sums}")
-    return lines
+    elif device == "cpu":
+        sums = f"sums over the {given.tp_size} ranks are made by Gloo, through the loopback interface"
+    if sums:
+        return [f"{name}: {sums}" for is_asked, name in asked if is_asked]
+    if not given.enable_flashinfer_allreduce_fusion:
+        return []
+    return [f"{fused}: sums are added to the residual stream by our own kernels, FlashInfer's are not used"]
 
 
 def shape_warning(args: ServerArgs, architecture: str | None) -> str:

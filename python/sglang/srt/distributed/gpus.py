@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 
+from sgl_kernel.communication.layout import MAX_RANKS
 from sglang.srt.distributed.collectives import Collectives
 from sglang.srt.distributed.nccl import NcclCollectives
+from sglang.srt.distributed.push_collectives import with_pushes
 from sglang.srt.distributed.shares import ShardingError
 
 
@@ -30,9 +32,6 @@ def open_gpus(store: Any, rank: int, size: int, *, pushes: bool, only_fused: boo
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
     nccl = NcclCollectives(store, rank, size, device)
-    if not pushes:
+    if not pushes or size > MAX_RANKS:
         return nccl
-    # Only now: needs Triton.
-    from sglang.srt.distributed.push_collectives import with_pushes
-
     return with_pushes(nccl, store, rank, size, device, only_fused=only_fused)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -148,11 +149,10 @@ def time_all(
     num_bytes = _SMALLEST
     while num_bytes <= TWICE_BYTES:
         x = torch.zeros(num_bytes // 2, dtype=torch.bfloat16, device=device)
-        residual = torch.zeros_like(x)
+        fitting = {name: add for name, (add, most) in ways.items() if num_bytes <= most}
         times[num_bytes] = {
-            name: micros(lambda add=add: _repeat(add, x, residual)) / _SUMS_A_RUN  # type: ignore[misc]
-            for name, (add, most) in ways.items()
-            if num_bytes <= most
+            name: micros(partial(_repeat, add, x, torch.zeros_like(x))) / _SUMS_A_RUN
+            for name, add in fitting.items()
         }
         num_bytes *= 2
     return times

@@ -10,6 +10,7 @@ import threading
 import traceback
 from pathlib import Path
 from queue import SimpleQueue
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -29,6 +30,9 @@ from sglang.srt.utils.child_process import end_with_parent, read_config
 from sglang.srt.utils.log import configure_logging
 from sglang.srt.utils.openmp import spin_briefly
 from sglang.srt.utils.shared_ring import RingClosedError, RingReader, RingWriter
+
+if TYPE_CHECKING:
+    from sglang.srt.model_executor.in_process_executor import InProcessExecutor
 
 
 class WorkerProcessConfig(msgspec.Struct, frozen=True):
@@ -55,7 +59,7 @@ class RankServer:
         executor = build_rank(config.args, config.rank, str(self._folder / "meeting"))
         plans = RingReader(self._folder, PLANS, config.args.tp_size, config.rank)
         self._status.send(encode(Started(executor.info)))
-        results = threading.Thread(target=self._send_results, name="results", daemon=True)
+        results = threading.Thread(target=self._send_results, args=(executor,), name="results", daemon=True)
         results.start()
         while message := plans.receive():
             self._pending.put(executor.launch(decode_plan(message)))
@@ -64,9 +68,10 @@ class RankServer:
         results.join()
         self._status.send(encode(Stopped()))
 
-    def _send_results(self) -> None:
+    def _send_results(self, executor: InProcessExecutor) -> None:
         writer = RingWriter(self._folder, RESULTS, 1) if self._config.rank == 0 else None
         try:
+            executor.enter_thread()
             while (pending := self._pending.get()) is not None:
                 result = pending.wait()
                 if writer is not None:

@@ -9,6 +9,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
 
+import torch
+
 from sglang.srt.model_executor.device_results import DeviceResults
 from sglang.srt.model_executor.results import HostResults, StepResults
 from sglang.srt.model_executor.step_plan import ExecutorInfo, StepPlan, StepResult
@@ -96,6 +98,12 @@ class InProcessExecutor:
         launched = _Launched(plan, Future(), self._failure)
         self._queue.put(launched)
         return launched
+
+    def enter_thread(self) -> None:
+        """For a thread that will wait for results: the current GPU is a thread's own, and waiting would take
+        memory of the first one."""
+        if self.worker.config.device.type == "cuda":
+            torch.cuda.set_device(self.worker.config.device)
 
     def shutdown(self) -> None:
         """Finish the steps launched and stop the thread. May be called again."""

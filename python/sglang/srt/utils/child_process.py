@@ -23,6 +23,9 @@ from typing import Any
 _PR_SET_PDEATHSIG = 1
 _LENGTH_BYTES = 8
 _PARENT_CHECK_S = 0.5
+_KILLED_S = 2.0
+"""Longest wait for a process that was killed: a driver may hold one whose GPU is stuck, and whoever waits
+must still end in time. Nothing of it runs any more."""
 _PACKAGE_PARENT = Path(__file__).resolve().parents[3]
 _KILL_WITH_PARENT = b"\1"
 _ONLY_WATCH_PARENT = b"\0"
@@ -74,19 +77,28 @@ def start_child(
 
 
 def stop_children(children: Sequence[Child], grace_s: float = 1.0) -> None:
-    """Ask, wait, kill; returns when every one is gone."""
+    """Ask, wait, kill; returns when every one is gone, or can't be waited for."""
+    if grace_s > 0:
+        for child in children:
+            if child.exit_code() is None:
+                child.process.terminate()
+        _wait_for(children, grace_s)
     for child in children:
         if child.exit_code() is None:
-            child.process.terminate()
-    deadline = time.monotonic() + grace_s
+            child.process.kill()
+    _wait_for(children, _KILLED_S)
+    for child in children:
+        if child.process.stdin is not None:
+            child.process.stdin.close()
+
+
+def _wait_for(children: Sequence[Child], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
     for child in children:
         try:
             child.process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            child.process.kill()
-            child.process.wait()
-        if child.process.stdin is not None:
-            child.process.stdin.close()
+            continue
 
 
 def describe_exit(name: str, code: int) -> str:

@@ -1,4 +1,4 @@
-"""Where ranks put what they push to each other: one block of memory a rank, the same on all. Plain arithmetic.
+"""Where ranks put what they push to each other: one block of memory a rank, the same on all. Arithmetic only.
 
 A block has flags first, then places for data. A program of a sum has places of its own, whatever the size
 of the message, and uses them in turns of two. That is what makes the next sum safe: a rank begins its sum
