@@ -80,6 +80,7 @@ class PlanDriver:
         decode: Sequence[DrivenRequest] = (),
         draft_len: int = 0,
         prefill: Sequence[tuple[DrivenRequest, int, int]] = (),  # request, start, end
+        row_drafts: tuple[int, ...] = (),
     ) -> StepPlan:
         """One step; chunks that start at 0 admit their slot. Pages are taken as needed."""
         admissions, writes, chunks = [], [], []
@@ -111,6 +112,7 @@ class PlanDriver:
             decode_slots=tuple(r.slot for r in decode),
             decode_len_bounds=tuple(r.seq_len + r.untold_bound for r in decode),
             draft_len=draft_len,
+            row_drafts=row_drafts,
             prefill=tuple(chunks),
             admissions=tuple(admissions),
             page_writes=tuple(writes),

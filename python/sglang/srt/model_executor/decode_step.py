@@ -15,7 +15,8 @@ import torch
 from sgl_kernel.sampling.rows import Depths, NodeRows
 from sgl_kernel.speculation.accept import Accepted, SlotRows, accept, begin_rows
 from sgl_kernel.speculation.move import move_path
-from sglang.srt.layers.attention.base import AttentionBackend, Block, DecodeRows
+from sgl_kernel.speculation.ragged.ops import Layout, QueryLens, lay_out
+from sglang.srt.layers.attention.base import AttentionBackend, Block, DecodeRows, RaggedQueries
 from sglang.srt.mem_cache.pool import KVPool
 from sglang.srt.model_executor.drafter import DraftTree
 from sglang.srt.model_executor.slot_state import SlotState
@@ -45,10 +46,18 @@ class DeviceDrafter(Protocol):
         """A chain: fill ``tokens`` [R, draft_len + 1] from column 1 on and return None; or a tree."""
         ...
 
-    def sync(self, rows: Rows, aux: torch.Tensor, accepted: Accepted, is_tree: bool) -> None:
+    def sync(
+        self,
+        rows: Rows,
+        aux: torch.Tensor,
+        accepted: Accepted,
+        is_tree: bool,
+        token_of: torch.Tensor | None = None,
+    ) -> None:
         """Draft KV of the committed positions, and the last feature of each row.
 
-        aux: [R * N, num_aux * H_target] of all nodes.
+        aux: [R * N, num_aux * H_target] of all nodes; or [T, …] of some, ``token_of`` [R, N] int64 saying
+        which is a node's.
         """
         ...
 
@@ -89,23 +98,28 @@ class DecodeStep:
         self._drafter = drafter
         self._simulated = simulated
 
-    def run(self, slots: torch.Tensor, draft_len: int) -> torch.Tensor:
+    def run(self, slots: torch.Tensor, draft_len: int, query_lens: QueryLens | None = None) -> torch.Tensor:
         """slots: [R] int64 -> packed [R, C + 2] int64: C = draft_len + 1 tokens, how many are put out
         (none for the pad slot), how many of these are valid.
+
+        query_lens: of chains; a row accepts no more than the drafts it verifies, of the ``draft_len`` made.
         """
         rows, tree = self._begin(slots, draft_len)
         num_rows, num_nodes = tree.tokens.shape
-        hidden, aux = self._forward(rows, tree)
-        choice, faulty = self._choose(rows, tree, hidden)
+        layout = None if query_lens is None else _laid_out(rows, tree, query_lens)
+        hidden, aux = self._forward(rows, tree, layout)
+        choice, faulty = self._choose(rows, tree, hidden, layout)
         parents = None if tree.mask is None else tree.parents
         if self._simulated is not None and draft_len:
             self._simulated.rewrite(tree.tokens, choice, rows.root, slots, parents)
         state = self._state
         accepted = Accepted.make(num_rows, min(draft_len + 1, num_nodes), slots.device)
         of_slots = SlotRows(state.seq_len, state.next_token, self._sampler.states.draft_cap, PAD_SLOT)
+        lens = None if query_lens is None else query_lens.of_rows
         accept(
-            tree.tokens, choice, faulty, slots, rows.root, of_slots, accepted, parents=parents, pdl=rows.pdl
-        )
+            tree.tokens, choice, faulty, slots, rows.root, of_slots, accepted,
+            parents=parents, query_lens=lens, pdl=rows.pdl,
+        )  # fmt: skip
         self._sampler.count_rows(slots, accepted.tokens, accepted.counts)
         if tree.mask is not None:
             table, size = state.page_table, self._pool.page_size
@@ -113,7 +127,8 @@ class DecodeStep:
                 move_path(kept, accepted.path, accepted.counts, slots, rows.root, table, size)
         if self._drafter is not None:
             assert aux is not None
-            self._drafter.sync(rows, aux, accepted, tree.mask is not None)
+            token_of = None if layout is None else layout.token_of
+            self._drafter.sync(rows, aux, accepted, tree.mask is not None, token_of)
         return accepted.packed
 
     def _begin(self, slots: torch.Tensor, draft_len: int) -> tuple[Rows, DraftTree]:
@@ -133,10 +148,17 @@ class DecodeStep:
             tree = self._drafter.draft(rows, tokens, draft_len)
         return rows, tree or DraftTree(tokens, tokens, tokens, None)
 
-    def _forward(self, rows: Rows, tree: DraftTree) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The target on every node: hidden [R * N, H], aux [R * N, num_aux * H] with a drafter."""
-        num_nodes = tree.tokens.shape[1]
-        if num_nodes == 1:
+    def _forward(
+        self, rows: Rows, tree: DraftTree, layout: Layout | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The target on every node: hidden [R * N, H], aux [R * N, num_aux * H] with a drafter; [T, …] with a
+        layout.
+        """
+        num_nodes, ids, ragged = tree.tokens.shape[1], tree.tokens.reshape(-1), None
+        if layout is not None:
+            ids, positions = layout.ids, layout.positions
+            ragged = RaggedQueries(layout.query_start, layout.lines)
+        elif num_nodes == 1:
             positions = rows.root
         elif tree.mask is None:
             positions = (rows.root[:, None] + torch.arange(num_nodes, device=rows.root.device)).reshape(-1)
@@ -144,13 +166,30 @@ class DecodeStep:
             positions = (rows.root[:, None] + tree.depths).reshape(-1)
         block = Block.CAUSAL if tree.mask is None else Block.TREE
         # Lengths are read on the device: no bound is needed.
-        attention = self._backend.decode(DecodeRows(rows.slots, rows.root, 0, num_nodes, block, tree.mask))
+        attention = self._backend.decode(
+            DecodeRows(rows.slots, rows.root, 0, num_nodes, block, tree.mask, ragged)
+        )
         aux_layers = self._drafter.aux_layers if self._drafter else ()
-        return self._model.forward(tree.tokens.reshape(-1), positions, attention, aux_layers)
+        return self._model.forward(ids, positions, attention, aux_layers)
 
-    def _choose(self, rows: Rows, tree: DraftTree, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The token after every node, and whether its logits were broken: [R, N] each."""
+    def _choose(
+        self, rows: Rows, tree: DraftTree, hidden: torch.Tensor, layout: Layout | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The token after every node, and whether its logits were broken: [R, N] each. What they are for
+        nodes that were not verified means nothing.
+        """
         num_nodes, is_tree = tree.tokens.shape[1], tree.mask is not None
         kind = Depths.TREE if is_tree else Depths.CHAIN
-        nodes = NodeRows(rows.slots, rows.root, num_nodes, kind, tree.depths if is_tree else None)
-        return self._sampler.choose_nodes(self._model.logits(hidden), nodes, tree.tokens, tree.mask)
+        lines = None if layout is None else layout.lines
+        nodes = NodeRows(
+            rows.slots, rows.root, num_nodes, kind, tree.depths if is_tree else None, lines=lines
+        )
+        choice, faulty = self._sampler.choose_nodes(self._model.logits(hidden), nodes, tree.tokens, tree.mask)
+        return (choice, faulty) if layout is None else (choice[layout.token_of], faulty[layout.token_of])
+
+
+def _laid_out(rows: Rows, tree: DraftTree, query_lens: QueryLens) -> Layout:
+    assert tree.mask is None, "the nodes of a tree are verified together"
+    num_rows, num_nodes = tree.tokens.shape
+    layout = Layout.make(num_rows, num_nodes, query_lens.total, rows.root.device)
+    return lay_out(tree.tokens, rows.root, query_lens.of_rows, layout, pdl=rows.pdl)

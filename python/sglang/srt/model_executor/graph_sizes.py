@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sglang.srt.model_executor.step_plan import SpecShape
@@ -15,6 +15,7 @@ DEFAULT_MAX_ROWS = 256
 class GraphKey:
     draft_len: int  # 0: plain
     rows: int
+    tokens: int = 0  # that all rows verify together, each as many as it is given; 0: every row all of its own
 
 
 def default_sizes(max_rows: int) -> tuple[int, ...]:
@@ -47,12 +48,22 @@ def spec_sizes(max_spec_rows: int, given: Sequence[int] | None) -> tuple[int, ..
     return default_sizes(max_spec_rows) if given is None else sizes_up_to(max_spec_rows, given)
 
 
+def spread(total: int, rows: int) -> list[int]:
+    """``total`` tokens over ``rows`` rows, as evenly as it goes."""
+    return [total // rows + (row < total % rows) for row in range(rows)]
+
+
 class GraphSizes:
     """Captured sizes by draft length; which of them serves a step."""
 
-    def __init__(self, sizes: Mapping[int, Sequence[int]], pad: bool) -> None:
-        """``sizes``: draft length -> sizes, ascending; ``pad``: a step may run in a larger graph."""
+    def __init__(
+        self, sizes: Mapping[int, Sequence[int]], pad: bool, ragged: Iterable[GraphKey] = ()
+    ) -> None:
+        """``sizes``: draft length -> sizes, ascending; ``pad``: a step may run in a larger graph; ``ragged``:
+        keys with ``tokens``, each of a size that ``sizes`` has too.
+        """
         self.by_draft_len = {draft_len: tuple(of) for draft_len, of in sizes.items()}
+        self.ragged = tuple(sorted(ragged, key=lambda key: (key.tokens, key.rows)))
         self._pad = pad
 
     @property
@@ -67,14 +78,23 @@ class GraphSizes:
             return None
         return GraphKey(draft_len, sizes[place])
 
+    def covering_ragged(self, draft_len: int, num_rows: int, num_tokens: int) -> GraphKey | None:
+        """The smallest graph whose padded rows take just the tokens that are left; None: there is none."""
+        for key in self.ragged:
+            rows, tokens = key.rows - num_rows, key.tokens - num_tokens
+            fits = 0 <= rows <= tokens <= rows * (draft_len + 1)
+            if key.draft_len == draft_len and fits and (rows == 0 or self._pad):
+                return key
+        return None
+
     def capture_order(self, spec: SpecShape | None) -> list[GraphKey]:
         """All keys, those with the most tokens first: what they allocate serves the smaller ones."""
 
         def tokens(key: GraphKey) -> int:
-            return key.rows * (spec.num_nodes(key.draft_len) if spec else 1)
+            return key.tokens or key.rows * (spec.num_nodes(key.draft_len) if spec else 1)
 
         keys = [GraphKey(draft_len, rows) for draft_len, sizes in self.by_draft_len.items() for rows in sizes]
-        return sorted(keys, key=lambda key: (-tokens(key), key.draft_len))
+        return sorted([*keys, *self.ragged], key=lambda key: (-tokens(key), key.draft_len))
 
     def largest(self) -> list[GraphKey]:
         """The largest key of every set."""

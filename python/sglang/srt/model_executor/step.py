@@ -99,7 +99,7 @@ class StepRunner:
         if self.simulated is not None:
             tokens, parents = batch.tree.tokens, None if batch.tree.mask is None else batch.tree.parents
             self.simulated.rewrite(tokens, choice.tokens, batch.root_position, batch.slots, parents)
-        cap = self._sampler.states.draft_cap[batch.slots]
+        cap = self._caps(plan, batch.slots)
         num_columns = min(plan.draft_len + 1, batch.num_nodes)
         accepted = accept(batch.tree, choice.tokens, cap, num_columns)
         output = _output(batch, choice, accepted)
@@ -116,6 +116,13 @@ class StepRunner:
             next_token = output.tokens.gather(1, last)[:, 0]
         self._state.advance(batch.slots, batch.root_position + output.counts, next_token, feature)
         return output
+
+    def _caps(self, plan: StepPlan, slots: torch.Tensor) -> torch.Tensor:
+        """[R] int64: most drafts that each row takes. Here all are verified, whatever the plan leaves out."""
+        caps = self._sampler.states.draft_cap[slots]
+        if not plan.row_drafts:
+            return caps
+        return torch.minimum(caps, upload(plan.row_drafts, torch.int64, self._state.device))
 
     def _decode_batch(self, plan: StepPlan) -> StepBatch:
         """Decode rows only, with ``draft_len`` drafts (or a tree of that depth) each."""

@@ -16,7 +16,8 @@ from typing import Any, Protocol
 import torch
 from tqdm import tqdm
 
-from sglang.srt.model_executor.graph_sizes import GraphKey, GraphSizes
+from sgl_kernel.speculation.ragged.ops import QueryLens
+from sglang.srt.model_executor.graph_sizes import GraphKey, GraphSizes, spread
 from sglang.srt.model_executor.results import Executed
 from sglang.srt.model_executor.step_plan import PAD_SLOT, GraphSet, SpecShape
 from sglang.srt.utils.upload import upload, upload_into
@@ -31,7 +32,7 @@ CompileAhead = Callable[[int], AbstractContextManager[None]]
 class DeviceStep(Protocol):
     """A decode step without anything of the host in it (``DecodeStep``)."""
 
-    def run(self, slots: torch.Tensor, draft_len: int) -> torch.Tensor:
+    def run(self, slots: torch.Tensor, draft_len: int, query_lens: QueryLens | None = None) -> torch.Tensor:
         """slots: [R] int64 on the device, PAD_SLOT in padded rows -> packed [R, C + 2] int64."""
         ...
 
@@ -93,7 +94,7 @@ class CudaCapture:
 
 
 class StepGraphs:
-    """The graphs of one ``DeviceStep`` and their only input, the slot ids."""
+    """The graphs of one ``DeviceStep`` and their only input: slot ids, and how many tokens rows verify."""
 
     def __init__(
         self,
@@ -111,6 +112,7 @@ class StepGraphs:
         # [max rows] int64: a graph of R rows reads the first R. Pad slots until a step comes.
         self._slots = torch.zeros(sizes.max_rows, dtype=torch.int64, device=device)
         self._held_cpu = [PAD_SLOT] * sizes.max_rows  # what is in it, or on its way there
+        self._lens = torch.ones(sizes.max_rows if sizes.ragged else 0, dtype=torch.int64, device=device)
 
     @torch.inference_mode()
     def compile_ahead(self, compile_ahead: CompileAhead) -> None:
@@ -128,7 +130,7 @@ class StepGraphs:
     def run_all(self) -> None:
         """One eager step of every key, of pad slots: no request's state changes."""
         for key in self.sizes.capture_order(self._spec):
-            self._run(key)
+            self._run_alone(key)
 
     @torch.inference_mode()
     def capture_all(self) -> tuple[GraphSet, ...]:
@@ -157,22 +159,42 @@ class StepGraphs:
 
     @torch.inference_mode()
     def capture_key(self, key: GraphKey) -> None:
-        self._run(key)  # loads kernels and fills caches, which a capture can't
+        self._run_alone(key)  # loads kernels and fills caches, which a capture can't
         replay = self._capture.capture(lambda: self._run(key))
         replay()  # a graph's first launch loads it onto the device: no request should wait for that
         self._replays[key] = replay
 
-    def run(self, slots_cpu: Sequence[int], draft_len: int) -> torch.Tensor | None:
-        """packed [R, C + 2], good until the next run; None if no graph covers the step."""
-        num_rows = len(slots_cpu)
-        key = self.sizes.covering(draft_len, num_rows)
+    def run(
+        self, slots_cpu: Sequence[int], draft_len: int, row_drafts: Sequence[int] = ()
+    ) -> torch.Tensor | None:
+        """packed [R, C + 2], good until the next run; None if no graph covers the step.
+
+        row_drafts: how many of its drafts each row verifies; none: all.
+        """
+        num_rows, num_tokens = len(slots_cpu), sum(row_drafts) + len(row_drafts)
+        if row_drafts:
+            key = self.sizes.covering_ragged(draft_len, num_rows, num_tokens)
+        else:
+            key = self.sizes.covering(draft_len, num_rows)
         if key is None:
             return None
-        self._put([*slots_cpu, *[PAD_SLOT] * (key.rows - num_rows)])
+        num_padded = key.rows - num_rows
+        self._put([*slots_cpu, *[PAD_SLOT] * num_padded])
+        if row_drafts:
+            of_padded = spread(key.tokens - num_tokens, num_padded) if num_padded else []
+            upload_into(self._lens[: key.rows], [*(drafts + 1 for drafts in row_drafts), *of_padded])
         return self._replays[key]()[:num_rows]
 
+    def _run_alone(self, key: GraphKey) -> None:
+        if key.tokens:
+            upload_into(self._lens[: key.rows], spread(key.tokens, key.rows))
+        self._run(key)
+
     def _run(self, key: GraphKey) -> torch.Tensor:
-        return self._step.run(self._slots[: key.rows], key.draft_len)
+        slots = self._slots[: key.rows]
+        if not key.tokens:
+            return self._step.run(slots, key.draft_len)
+        return self._step.run(slots, key.draft_len, QueryLens(self._lens[: key.rows], key.tokens))
 
     def _put(self, slots_cpu: list[int]) -> None:
         """The batch is the same in most steps: then there is nothing to upload."""
@@ -191,10 +213,15 @@ class DecodeSteps:
         self._graphs = graphs
         self._device = device
 
-    def run(self, slots_cpu: Sequence[int], draft_len: int) -> Executed:
+    def run(self, slots_cpu: Sequence[int], draft_len: int, row_drafts: Sequence[int] = ()) -> Executed:
+        """row_drafts: how many of the ``draft_len`` drafts each row verifies; none: all."""
         if self._graphs is not None:
-            packed = self._graphs.run(slots_cpu, draft_len)
+            packed = self._graphs.run(slots_cpu, draft_len, row_drafts)
             if packed is not None:
                 return Executed(packed, used_graph=True)
         slots = upload(slots_cpu, torch.int64, self._device)
-        return Executed(self._step.run(slots, draft_len), used_graph=False)
+        if not row_drafts:
+            return Executed(self._step.run(slots, draft_len), used_graph=False)
+        lens = [drafts + 1 for drafts in row_drafts]
+        given = QueryLens(upload(lens, torch.int64, self._device), sum(lens))
+        return Executed(self._step.run(slots, draft_len, given), used_graph=False)

@@ -102,6 +102,7 @@ class StepPlan:
     decode_slots: tuple[int, ...] = ()
     decode_len_bounds: tuple[int, ...] = ()  # per decode slot: L is at most this before the step
     draft_len: int = 0  # draft forwards; 0: plain
+    row_drafts: tuple[int, ...] = ()  # of which each decode slot verifies so many; (): all of them
     prefill: tuple[PrefillChunk, ...] = ()
     admissions: tuple[SlotAdmission, ...] = ()
     page_writes: tuple[PageWrite, ...] = ()
@@ -109,6 +110,9 @@ class StepPlan:
     def __post_init__(self) -> None:
         assert len(self.decode_slots) == len(self.decode_len_bounds)
         assert self.draft_len == 0 or not self.prefill, "a step with prefill rows is never speculative"
+        if self.row_drafts:
+            assert len(self.row_drafts) == len(self.decode_slots)
+            assert min(self.row_drafts) >= 0 and 0 < max(self.row_drafts) <= self.draft_len
 
     @property
     def num_rows(self) -> int:

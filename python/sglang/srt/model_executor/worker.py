@@ -70,7 +70,7 @@ class Worker:
         if forward is not None:
             return Executed(pack(self._runner.finish(plan, forward)))
         assert self._decode_steps is not None
-        return self._decode_steps.run(plan.decode_slots, plan.draft_len)
+        return self._decode_steps.run(plan.decode_slots, plan.draft_len, plan.row_drafts)
 
     def _check(self, plan: StepPlan) -> None:
         """Broken plans are faults of the planner: die loudly rather than index something else."""

@@ -79,6 +79,7 @@ class KernelSampler:
         logits: [R * N, V] float32, changed in place; tokens: [R, N] int64, the nodes' own tokens; mask:
         [R, N, N] bool ancestor-or-self of a tree. Equal scores: the lowest id wins. A node whose logits
         are not finite is faulty and gets token 0. The results are new tensors: nothing overwrites them.
+        Rows with ``lines`` have logits [T, V] and results [T].
         """
         apply_rules(logits, rows, tokens, self.rules.states, mask=mask, pdl=self._pdl)
         cutoffs = self._cutoffs(logits, rows)
@@ -117,6 +118,8 @@ class KernelSampler:
     def _cutoffs(self, logits: torch.Tensor, rows: NodeRows) -> torch.Tensor:
         """[R * N] float32: the lowest score that the filters let stay. Whole rows at a time."""
         nodes, num_rows = rows.num_nodes, rows.slots.shape[0]
+        if rows.lines is not None:
+            nodes, num_rows = 1, rows.num_lines
         at_once = len(self._scratch) // nodes
         assert at_once, f"scratch for {len(self._scratch)} lines (see reserve), a row has {nodes}"
         if at_once >= 4:
@@ -136,5 +139,8 @@ class KernelSampler:
 
 
 def _part(rows: NodeRows, part: slice) -> NodeRows:
+    """Some rows; of those with ``lines`` some lines."""
+    if rows.lines is not None:
+        return replace(rows, lines=rows.lines[part])
     depths = None if rows.depths is None else rows.depths[part]
     return replace(rows, slots=rows.slots[part], root=rows.root[part], depths=depths)

@@ -46,10 +46,19 @@ class KernelDrafter:
         self._chain(rows, tokens, draft_len)
         return None
 
-    def sync(self, rows: Rows, aux: torch.Tensor, accepted: Accepted, is_tree: bool) -> None:
+    def sync(
+        self,
+        rows: Rows,
+        aux: torch.Tensor,
+        accepted: Accepted,
+        is_tree: bool,
+        token_of: torch.Tensor | None = None,
+    ) -> None:
         """Columns past a row's count are left out."""
         num_columns = accepted.path.shape[1]
-        features = self._model.feature(aux)  # [R * N, H]
+        features = self._model.feature(aux)  # [R * N, H], or [T, H]
+        if token_of is not None:
+            features = features[token_of.flatten()]
         inputs = DraftInputs(accepted.tokens, features, accepted.path if is_tree else None)
         keep = Keep(self._state.draft_feature, rows.slots, accepted.counts, PAD_SLOT)
         positions = Positions(self._model.rope, rows.root, num_columns)

@@ -58,7 +58,8 @@ def choose(
     faults: bool = True,
     pdl: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The token that follows each node, and whether its logits were broken: [R, N] int64, [R, N] bool.
+    """The token that follows each node, and whether its logits were broken: [R, N] int64, [R, N] bool;
+    [T] each with the rows' ``lines``.
 
     logits: [R * N, V] float32, only read; temperature: [slots] float32, 0 for a greedy row; seed:
     [slots] int64; token_ids: [V] int64, the target's id of every draft id (noise is drawn at it, and it
@@ -66,7 +67,7 @@ def choose(
     the lowest column wins. A node of which a logit is not finite is faulty and gets token 0; ``faults``
     False (a drafter): nothing is checked, ``buffers.faulty`` is left as it is, NaN never wins.
     """
-    shape = (rows.slots.shape[0], rows.num_nodes)
+    shape = (rows.slots.shape[0], rows.num_nodes) if rows.lines is None else (rows.num_lines,)
     if shape[0] and use_kernel(logits):
         for launch in choose_launches(
             logits, rows, temperature, seed, buffers, token_ids, cutoffs, faults, pdl=pdl
@@ -92,7 +93,9 @@ def choose_ref(
     scores = logits / torch.where(heat > 0, heat, 1.0)
     if cutoffs is not None:
         scores = scores.masked_fill(scores < cutoffs[:, None], -torch.inf)
-    scores = scores + noise_of_bits(random_bits_ref(rows.of_slots(seed), rows.index().reshape(-1), ids))
+    scores = scores + noise_of_bits(
+        random_bits_ref(rows.of_slots(seed), rows.of_lines(rows.index().reshape(-1)), ids)
+    )
     scores = torch.where(heat > 0, scores, logits).nan_to_num(nan=-torch.inf, posinf=torch.inf)
     tokens = ids[scores.argmax(dim=-1)]
     if faults:
@@ -125,7 +128,8 @@ def choose_launches(
     ids = rows.slots if token_ids is None else token_ids
     depths = rows.slots if rows.depths is None else rows.depths
     cut = temperature if cutoffs is None else cutoffs
-    rowwise = (logits, ids, rows.slots, rows.root, depths, temperature, seed, cut)
+    lines = rows.lines_or(rows.slots)
+    rowwise = (logits, ids, rows.slots, rows.root, lines, depths, temperature, seed, cut)
     partial = Launch(
         choose_partial_kernel,
         (blocks, num_lines),
@@ -133,6 +137,7 @@ def choose_launches(
         {
             "NODES": rows.num_nodes,
             "DEPTHS": int(rows.kind),
+            "LINES": rows.lines is not None,
             "HAS_IDS": token_ids is not None,
             "CUTOFF": cutoffs is not None,
             "BLOCK": block,

@@ -111,6 +111,15 @@ def noise_kernel(
 
 
 @triton.jit
+def node_number(lines, line, LINES: tl.constexpr):
+    """Which of all R * NODES nodes a line of logits belongs to."""
+    number = line
+    if LINES:
+        number = tl.load(lines + line).to(tl.int64)
+    return number
+
+
+@triton.jit
 def node_index(root, depths, row, node, offset, NODES: tl.constexpr, DEPTHS: tl.constexpr):
     """Index in the sequence of the token chosen at a node. DEPTHS: 0 shared, 1 a chain, 2 a tree."""
     index = tl.load(root + row).to(tl.int64) + offset
@@ -140,10 +149,11 @@ def block_scores(logits, column, inside, ids, heat, cutoff, left, right, CUTOFF:
 
 @triton.jit
 def choose_partial_kernel(
-    logits,  # [R * NODES, VOCAB]
+    logits,  # [R * NODES, VOCAB] or [T, VOCAB]; what follows has as many lines
     token_ids,  # [VOCAB] target ids, read if HAS_IDS
     slots,  # [R]
     root,  # [R]
+    lines,  # [T] int64 numbers of nodes if LINES; else there is a line for each
     depths,  # [R, NODES] if DEPTHS == 2
     temperature,  # [slots] float32; 0: greedy
     seed,  # [slots] int64
@@ -156,6 +166,7 @@ def choose_partial_kernel(
     offset,
     NODES: tl.constexpr,
     DEPTHS: tl.constexpr,
+    LINES: tl.constexpr,
     HAS_IDS: tl.constexpr,
     CUTOFF: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -164,14 +175,15 @@ def choose_partial_kernel(
     begin_dependent(PDL)
     block = tl.program_id(0)
     line = tl.program_id(1).to(tl.int64)
-    row = line // NODES
+    number = node_number(lines, line, LINES)
+    row = number // NODES
     slot = tl.load(slots + row).to(tl.int64)
     column = block * BLOCK + tl.arange(0, BLOCK)
     inside = column < VOCAB
     ids = column
     if HAS_IDS:
         ids = tl.load(token_ids + column, mask=inside, other=0)
-    index = node_index(root, depths, row, line % NODES, offset, NODES, DEPTHS)
+    index = node_index(root, depths, row, number % NODES, offset, NODES, DEPTHS)
     left, right = row_keys(tl.load(seed + slot), index)
     cutoff = float("-inf")
     if CUTOFF:

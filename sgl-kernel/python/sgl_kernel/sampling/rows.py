@@ -18,7 +18,11 @@ class Depths(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class NodeRows:
-    """R rows of N nodes. The token chosen at a node has index ``root + depth + offset``."""
+    """R rows of N nodes. The token chosen at a node has index ``root + depth + offset``.
+
+    Logits have a line for each node; with ``lines`` for some only: line t is node ``lines[t] % N`` of row
+    ``lines[t] // N``.
+    """
 
     slots: torch.Tensor  # [R] integer
     root: torch.Tensor  # [R] integer index in the sequence of the root's token
@@ -26,11 +30,12 @@ class NodeRows:
     kind: Depths = Depths.CHAIN
     depths: torch.Tensor | None = None  # [R, N] integer, of a tree
     offset: int = 1
+    lines: torch.Tensor | None = None  # [T] int64, ascending; of a chain
 
     @property
     def num_lines(self) -> int:
-        """R * N, the rows of logits."""
-        return self.slots.shape[0] * self.num_nodes
+        """R * N, or T: the rows of logits."""
+        return self.slots.shape[0] * self.num_nodes if self.lines is None else self.lines.shape[0]
 
     def index(self) -> torch.Tensor:
         """[R, N] int64."""
@@ -43,5 +48,13 @@ class NodeRows:
         return root.expand(-1, self.num_nodes)
 
     def of_slots(self, values: torch.Tensor) -> torch.Tensor:
-        """[slots] -> [R * N]"""
-        return values[self.slots.to(torch.int64)].repeat_interleave(self.num_nodes)
+        """[slots, …] -> [R * N, …], or [T, …]"""
+        return self.of_lines(values[self.slots.to(torch.int64)].repeat_interleave(self.num_nodes, 0))
+
+    def lines_or(self, other: torch.Tensor) -> torch.Tensor:
+        """An address for a kernel that reads it only if there are ``lines``."""
+        return other if self.lines is None else self.lines
+
+    def of_lines(self, values: torch.Tensor) -> torch.Tensor:
+        """[R * N, …] -> those that have a line."""
+        return values if self.lines is None else values[self.lines]

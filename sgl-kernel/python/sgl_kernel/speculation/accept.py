@@ -51,6 +51,7 @@ def accept(
     out: Accepted,
     *,
     parents: torch.Tensor | None = None,
+    query_lens: torch.Tensor | None = None,
     pdl: bool = False,
 ) -> Accepted:
     """Walk from the root as long as a child equals the choice, at most ``draft_cap`` drafts deep.
@@ -58,15 +59,17 @@ def accept(
     tokens: [R, N] int64, a node's own token; choice: [R, N] int64, the target's choice after it;
     faulty: [R, N] bool, its logits were not finite; slots: [R]; root: [R], the root's position;
     parents: [R, N] int64 of a tree (-1 for the root, children of a node differ), None for a chain. N = 1
-    is a plain step. Advances ``seq_len`` to root + count and ``next_token`` to the last choice, but not
-    those of the pad slot. Tokens after the first faulty one of a row are not valid.
+    is a plain step. query_lens: [R] int64, of chains: how many of a row's nodes were verified (``choice`` and
+    ``faulty`` of the others count for nothing); None: all. Advances ``seq_len`` to root + count and
+    ``next_token`` to the last choice, but not those of the pad slot. Tokens after the first faulty one of a
+    row are not valid.
     """
     if tokens.shape[0] == 0:
         return out
     if use_kernel(tokens):
-        accept_launch(tokens, choice, faulty, slots, root, state, out, parents, pdl=pdl).run()
+        accept_launch(tokens, choice, faulty, slots, root, state, out, parents, query_lens, pdl=pdl).run()
     else:
-        accept_ref(tokens, choice, faulty, slots, root, state, out, parents)
+        accept_ref(tokens, choice, faulty, slots, root, state, out, parents, query_lens)
     return out
 
 
@@ -79,6 +82,7 @@ def accept_ref(
     state: SlotRows,
     out: Accepted,
     parents: torch.Tensor | None,
+    query_lens: torch.Tensor | None = None,
 ) -> None:
     """One row after the other, in Python."""
     for row in range(tokens.shape[0]):
@@ -86,6 +90,8 @@ def accept_ref(
         own, chosen, broken = tokens[row].tolist(), choice[row].tolist(), faulty[row].tolist()
         above = list(range(-1, len(own) - 1)) if parents is None else parents[row].tolist()
         cap = int(state.draft_cap[slot]) if slot != state.pad_slot else 0
+        if query_lens is not None:
+            cap = min(cap, int(query_lens[row]) - 1)
         path = [0]
         while len(path) < out.path.shape[1] and len(path) <= cap:
             children = [n for n, p in enumerate(above) if p == path[-1] and own[n] == chosen[path[-1]]]
@@ -112,6 +118,7 @@ def accept_launch(
     state: SlotRows,
     out: Accepted,
     parents: torch.Tensor | None,
+    query_lens: torch.Tensor | None = None,
     *,
     pdl: bool,
 ) -> Launch:
@@ -123,7 +130,7 @@ def accept_launch(
     assert num_columns == num_nodes if parents is None else num_columns <= num_nodes
     pdl = pdl and device_info(tokens.device).has_pdl
     rows = (tokens, tokens if parents is None else parents, choice, faulty, slots, root)
-    states = (state.draft_cap, state.seq_len, state.next_token)
+    states = (state.draft_cap, slots if query_lens is None else query_lens, state.seq_len, state.next_token)
     return Launch(
         accept_kernel,
         (num_rows,),
@@ -133,6 +140,7 @@ def accept_launch(
             "COLUMNS": num_columns,
             "PADDED": next_power_of_2(num_nodes),
             "TREE": parents is not None,
+            "RAGGED": query_lens is not None,
             "PDL": pdl,
         },
         num_warps=1,

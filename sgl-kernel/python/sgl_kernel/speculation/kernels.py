@@ -21,6 +21,7 @@ def accept_kernel(
     slots,  # [R]
     root,  # [R] position of the root
     caps,  # [slots] int64 most drafts taken
+    query_lens,  # [R] int64 nodes that were verified if RAGGED; else all
     seq_len,  # [slots] int32, written
     next_token,  # [slots] int64, written
     packed,  # [R, COLUMNS + 2] int64, written
@@ -31,6 +32,7 @@ def accept_kernel(
     COLUMNS: tl.constexpr,
     PADDED: tl.constexpr,
     TREE: tl.constexpr,
+    RAGGED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     begin_dependent(PDL)
@@ -47,6 +49,8 @@ def accept_kernel(
     slot = tl.load(slots + row).to(tl.int64)
     start = tl.load(root + row).to(tl.int64)
     cap = tl.load(caps + slot)
+    if RAGGED:
+        cap = tl.minimum(cap, tl.load(query_lens + row) - 1)
     real = slot != pad_slot
     here = tl.zeros([], tl.int32)  # where the walk stands
     alive = real

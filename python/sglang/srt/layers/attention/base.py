@@ -31,6 +31,14 @@ class Block(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class RaggedQueries:
+    """Rows with 1 … Q queries each: T tokens, one row's after the other's."""
+
+    query_start: torch.Tensor  # [R + 1] int64: the first token of each row, then T
+    lines: torch.Tensor  # [T] int64: row * Q + query of each token
+
+
+@dataclass(frozen=True, slots=True)
 class DecodeRows:
     """Rows with the same number of queries: plain decode (Q = 1), verify, draft chain."""
 
@@ -40,6 +48,7 @@ class DecodeRows:
     query_len: int  # Q
     block: Block = Block.CAUSAL
     tree_mask: torch.Tensor | None = None  # [R, Q, Q] bool, with Block.TREE
+    ragged: RaggedQueries | None = None  # with Block.CAUSAL: rows may have fewer than Q queries
 
 
 @dataclass(frozen=True, slots=True)

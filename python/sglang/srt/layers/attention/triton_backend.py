@@ -133,13 +133,13 @@ class TritonAttention:
         if rows.block is Block.NONE:
             view = View(num_queries)
         elif rows.block is Block.CAUSAL:
-            view = View(num_queries, extra=num_queries, causal=True)
+            start = None if rows.ragged is None else rows.ragged.query_start
+            view = View(num_queries, extra=num_queries, causal=True, query_start=start)
         else:
             assert rows.tree_mask is not None
             view = View(num_queries, extra=num_queries, mask=rows.tree_mask)
-        return _DecodeLayers(
-            self, plan_decode(self._workspace, rows.slots, rows.base_len, self.page_table, view)
-        )
+        plan = plan_decode(self._workspace, rows.slots, rows.base_len, self.page_table, view)
+        return _DecodeLayers(self, plan, None if rows.ragged is None else rows.ragged.lines)
 
     def _prefill(self, rows: PrefillRows) -> PrefillLayers:
         plan = plan_prefill(
@@ -222,16 +222,20 @@ def _part(product: HeadProduct, positions: Positions, rows: slice) -> HeadProduc
 
 
 class _DecodeLayers:
-    """Rows of Q queries each by one plan."""
+    """Rows of Q queries each by one plan; or of fewer, ``lines`` [T] int64 being row * Q + query of each."""
 
-    def __init__(self, backend: TritonAttention, plan: DecodePlan) -> None:
+    def __init__(self, backend: TritonAttention, plan: DecodePlan, lines: torch.Tensor | None = None) -> None:
         self._backend = backend
         self._plan = plan
         # None: the attention's own launch turns and writes. Else [T] int64, which rows are padding.
         self._slots: torch.Tensor | None = None
+        self._places = plan.places  # [T] int64, where K and V go
         if not can_turn(plan):
             queries, slots = plan.view.query_len, plan.slots
-            self._slots = slots.repeat_interleave(queries, output_size=queries * slots.shape[0])
+            if lines is None:
+                self._slots = slots.repeat_interleave(queries, output_size=queries * slots.shape[0])
+            else:
+                self._slots, self._places = slots[lines // queries], plan.places[lines]
 
     def __call__(self, layer: int, product: Product) -> torch.Tensor:
         assert isinstance(product, HeadProduct)
@@ -250,7 +254,7 @@ class _DecodeLayers:
             turn = Turn(qkv, tables, positions.of_tokens, _norms(product), pdl)
             return decode_attention(None, kv, self._plan, scale, scratch, out, turn)
         target = kv if scratch is None else scratch.flatten(0, 1)
-        q = _turn(product, self._slots, target, self._plan.places, scale)
+        q = _turn(product, self._slots, target, self._places, scale)
         return decode_attention(q, kv, self._plan, scale, scratch, out)
 
 

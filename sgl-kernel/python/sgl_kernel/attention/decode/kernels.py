@@ -88,19 +88,20 @@ def _attend_chunk(
 
 @triton.jit
 def decode_kernel(
-    q, out, kv, items, base_lens, bits, page_table, kv_scale, partial, sums, counters,
+    q, out, kv, items, base_lens, query_start, bits, page_table, kv_scale, partial, sums, counters,
     cos, sin, positions, places, q_weight, k_weight, eps,
     scale, q_stride, table_stride, num_partials, scratch_offset: tl.int64, scratch_cap,
     Q: tl.constexpr, G: tl.constexpr, NKV: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
     EXTRA: tl.constexpr, CAUSAL: tl.constexpr, WORDS: tl.constexpr, SCRATCH: tl.constexpr,
-    SCALED: tl.constexpr, TURN: tl.constexpr, NORM: tl.constexpr, FP8: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr, BD: tl.constexpr, Q_BLOCK: tl.constexpr, STAGES: tl.constexpr, FAN_IN: tl.constexpr,
-    AT_ONCE: tl.constexpr, CT: tl.constexpr, PDL: tl.constexpr,
+    RAGGED: tl.constexpr, SCALED: tl.constexpr, TURN: tl.constexpr, NORM: tl.constexpr, FP8: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, Q_BLOCK: tl.constexpr, STAGES: tl.constexpr,
+    FAN_IN: tl.constexpr, AT_ONCE: tl.constexpr, CT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (i, b) attends tile rows b * BM … of item i. The last one of a row and head merges.
 
     With TURN q is the product of q, k and v before rope, and there is one tile: the programs turn their
     queries, and those whose chunk has places of the queries' own (the last Q) write K and V there first.
+    With RAGGED a row's queries are those from query_start[row] to query_start[row + 1], at most Q.
     """
     begin_dependent(PDL)
     fields = items + tl.program_id(0) * ITEM_FIELDS
@@ -112,7 +113,13 @@ def decode_kernel(
     if row < 0:
         return
     base = tl.load(base_lens + row).to(tl.int32)
-    end = tl.minimum(planned_end, base + EXTRA)  # a plan may have been made for longer rows
+    first_token = row * Q
+    num_queries = tl.full([], Q, tl.int32)
+    if RAGGED:
+        first_token = tl.load(query_start + row).to(tl.int32)
+        num_queries = tl.load(query_start + row + 1).to(tl.int32) - first_token
+    # A plan may have been made for longer rows.
+    end = tl.minimum(planned_end, base + (EXTRA - Q) + num_queries if RAGGED else base + EXTRA)
     pages = page_table + slot.to(tl.int64) * table_stride
     # Up to the plan's end: the first places are on their way before ``base`` is here.
     place = row_places(pages, begin + tl.arange(0, BN), planned_end, base, row, scratch_cap, PAGE, SCRATCH)
@@ -121,9 +128,10 @@ def decode_kernel(
     m = tl.program_id(1) * BM + tl.arange(0, BM)
     query = m // G
     d = tl.arange(0, BD)
-    token = row * Q + query
+    token = first_token + query
+    asked = m < num_queries * G if RAGGED else m < M
     heads = (head * G + m % G) * D
-    inside = (m < M)[:, None] & (d < D)[None, :]
+    inside = asked[:, None] & (d < D)[None, :]
     q_rows = q + token.to(tl.int64)[:, None] * q_stride + heads[:, None]
     low = tl.zeros([BM], tl.int64)
     high = low
@@ -138,7 +146,8 @@ def decode_kernel(
         cache = (new_kv, kv_scale, begin, end, base + (EXTRA - Q))
         queries = turn_rows(
             q, q_rows, q_stride, positions, places, cos, sin, q_weight, k_weight, eps, cache, row, head, slot,
-            m < M, token, d, Q, Q_BLOCK, NKV * G, NKV, D, EXTRA > 0, NORM, SCALED, FP8,
+            asked, token, first_token, num_queries, d, Q, Q_BLOCK, NKV * G, NKV, D, EXTRA > 0, NORM, SCALED,
+            FP8,
         ).to(CT)  # fmt: skip
     else:
         queries = tl.load(q_rows + d[None, :], mask=inside, other=0.0).to(CT)
@@ -158,5 +167,10 @@ def decode_kernel(
     if complete:
         # A row that sees nothing (padding) has a norm of 0 and gives 0.
         result = acc * (value_scale / tl.where(norm == 0.0, 1.0, norm))[:, None]
+        if RAGGED:  # once more: the loop needs the registers
+            first_token = tl.load(query_start + row).to(tl.int32)
+            num_queries = tl.load(query_start + row + 1).to(tl.int32) - first_token
+            token = first_token + query
+            inside = (m < num_queries * G)[:, None] & (d < D)[None, :]
         out_at = token.to(tl.int64)[:, None] * (NKV * G * D) + heads[:, None] + d[None, :]
         tl.store(out + out_at, result.to(out.dtype.element_ty), mask=inside)

@@ -24,10 +24,11 @@ def decode_attention(
 ) -> torch.Tensor:
     """Attend one layer. Scores are scaled by d ** -0.5.
 
-    q: [R * Q, nq, d], heads contiguous; kv: [places, nkv, 2 (k, v), d], contiguous, in q's type or
-    float8_e4m3fn; kv_scale: [nkv, 2] float32, what stored keys and values are multiplied by;
-    scratch: [rows, scratch_cap, nkv, 2, d], in kv's type, if the plan's view has scratch places.
-    out: [R * Q, nq, d], contiguous; made if not given. Returns it; zeros for rows of slot 0.
+    q: [T, nq, d], heads contiguous, T = R * Q, or what the view's ``query_start`` ends with;
+    kv: [places, nkv, 2 (k, v), d], contiguous, in q's type or float8_e4m3fn; kv_scale: [nkv, 2] float32,
+    what stored keys and values are multiplied by; scratch: [rows, scratch_cap, nkv, 2, d], in kv's type, if
+    the plan's view has scratch places.
+    out: [T, nq, d], contiguous; made if not given. Returns it; zeros for rows of slot 0.
     turn: instead of q, the product before norms and rope, where ``can_turn(plan)``; its K and V are
     written to their places in kv, or in scratch, as by ``rope_cache_write`` (nothing for rows of slot 0),
     then seen.
@@ -73,12 +74,13 @@ def decode_launch(
         # One address space: a place is reached from the pool's start wherever it lies.
         scratch_offset = (scratch.data_ptr() - kv.data_ptr()) // kv.element_size()
     rows = _query_rows(q, plan) if turn is None else turn.qkv
+    starts = plan.slots if view.query_start is None else view.query_start  # not read without
     pdl = plan.pdl or (turn is not None and turn.pdl and device_info(rows.device).has_pdl)
     return Launch(
         decode_kernel,
         (plan.num_items, plan.num_tiles),
         (
-            rows, out, kv, plan.items, plan.base_lens, plan.bits, plan.page_table,
+            rows, out, kv, plan.items, plan.base_lens, starts, plan.bits, plan.page_table,
             plan.sums if kv_scale is None else kv_scale, plan.partial, plan.sums, plan.counters,
             *_turn_args(turn, plan),
             shape.head_dim**-0.5 * math.log2(math.e), rows.stride(0), plan.page_table.stride(0),
@@ -94,6 +96,7 @@ def decode_launch(
             "CAUSAL": view.causal and view.query_len > 1,
             "WORDS": view.words,
             "SCRATCH": view.scratch,
+            "RAGGED": view.query_start is not None,
             "SCALED": kv_scale is not None,
             "TURN": turn is not None,
             "NORM": turn is not None and turn.norms is not None,
@@ -127,7 +130,7 @@ def _turn_args(turn: Turn | None, plan: DecodePlan) -> tuple[torch.Tensor | floa
     shape, view, tables, norms = plan.shape, plan.view, turn.tables, turn.norms
     assert can_turn(plan) and view.extra in (0, view.write_start + view.query_len)
     num_heads = shape.num_heads + (2 * shape.num_kv_heads if view.writes else 0)
-    num_tokens = plan.slots.shape[0] * view.query_len
+    num_tokens = turn.qkv.shape[0] if view.query_start is not None else plan.slots.shape[0] * view.query_len
     assert turn.qkv.shape == (num_tokens, num_heads * shape.head_dim) and turn.qkv.stride(1) == 1
     assert turn.positions.shape == (num_tokens,) and turn.positions.is_contiguous()
     assert tables.cos.is_contiguous() and tables.sin.is_contiguous()

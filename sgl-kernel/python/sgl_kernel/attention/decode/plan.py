@@ -43,6 +43,9 @@ class View:
     mask: torch.Tensor | None = None  # [R, Q, extra] bool: the extra places each query sees
     scratch: bool = False  # the extra places lie in scratch, not in pages
     write_start: int = 0  # in scratch: where the first query's K and V go
+    # [R + 1] int64: row r's queries are tokens query_start[r] … query_start[r + 1] - 1, at least one and at
+    # most Q of them, stored from its base on. None: Q in every row.
+    query_start: torch.Tensor | None = None
 
     @property
     def words(self) -> int:
@@ -52,6 +55,12 @@ class View:
     @property
     def writes(self) -> bool:
         return self.extra > 0
+
+    def starts(self, num_rows: int) -> list[int]:
+        """[R + 1] on the host: the number of each row's first token, and that of all of them."""
+        if self.query_start is not None:
+            return [int(start) for start in self.query_start.tolist()]
+        return list(range(0, (num_rows + 1) * self.query_len, self.query_len))
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +213,8 @@ def plan_decode(
     assert 1 <= view.query_len <= MAX_QUERY_LEN and view.extra <= MAX_MASK_PLACES
     assert not (view.causal and view.mask is not None)
     assert view.mask is None or view.mask.shape == (slots.shape[0], view.query_len, view.extra)
+    ragged = view.query_start
+    assert ragged is None or (view.causal and not view.scratch and ragged.shape == (slots.shape[0] + 1,))
     assert not view.scratch or view.write_start + view.query_len <= scratch_cap
     plan = workspace.plan(slots, base_lens, page_table, view, scratch_cap)
     if use_kernel(slots):

@@ -81,23 +81,25 @@ def decode_attention_ref(
     """As ``decode_attention``, a row at a time, in float64 for float64 inputs and float32 otherwise."""
     view, shape = plan.view, plan.shape
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
-    queries = q.reshape(-1, view.query_len, *q.shape[1:])
+    starts = view.starts(plan.slots.shape[0])
     for row, (slot, base) in enumerate(zip(plan.slots.tolist(), plan.base_lens.tolist(), strict=True)):
         if slot == 0:
             continue
-        extra = 0 if view.scratch else view.extra
+        own_tokens = slice(starts[row], starts[row + 1])
+        num_queries = starts[row + 1] - starts[row]
+        extra = 0 if view.scratch else view.extra - view.query_len + num_queries if view.writes else 0
         positions = torch.arange(base + extra, device=q.device)
         own = kv[pool_places(plan, torch.full_like(positions, slot), positions)]  # [len, nkv, 2, d]
         if view.scratch:
             assert scratch is not None
             own = torch.cat((own, scratch[row, : view.extra]))
-        seen = torch.ones(view.query_len, own.shape[0], dtype=torch.bool, device=q.device)
+        seen = torch.ones(num_queries, own.shape[0], dtype=torch.bool, device=q.device)
         if view.causal:
             seen[:, base:] = torch.ones_like(seen[:, base:]).tril()
         elif view.mask is not None:
             seen[:, base:] = view.mask[row]
-        result = attend(queries[row], own, seen, shape.head_dim**-0.5, kv_scale)
-        out[row * view.query_len : (row + 1) * view.query_len] = result.to(q.dtype)
+        result = attend(q[own_tokens], own, seen, shape.head_dim**-0.5, kv_scale)
+        out[own_tokens] = result.to(q.dtype)
     return out
 
 

@@ -19,9 +19,9 @@ MAX_HEAD_DIM = 128
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A layer's product of T = R * Q tokens before norms and rope, and what turns it."""
+    """A layer's product of T tokens before norms and rope, and what turns it."""
 
-    qkv: torch.Tensor  # [T, (nq + 2 * nkv) * d]; [T, nq * d] with a view that writes nothing
+    qkv: torch.Tensor  # [T, (nq + 2 * nkv) * d], T as the view says; [T, nq * d] with a view that writes nothing
     tables: RopeTables
     positions: torch.Tensor  # [T] int64 rope positions; in a tree not those where K and V are stored
     norms: HeadNorms | None = None
@@ -42,14 +42,18 @@ def turned_ref(turn: Turn, kv: torch.Tensor, plan: DecodePlan, kv_scale: torch.T
     """Write K and V to ``kv`` (of a view with scratch places the scratch's rows in a row); q [T, nq, d]."""
     shape, view = plan.shape, plan.view
     q = turn.qkv.new_empty(turn.qkv.shape[0], shape.num_heads * shape.head_dim)
-    slots = plan.slots.repeat_interleave(view.query_len)
+    starts = torch.tensor(view.starts(plan.slots.shape[0]), device=q.device)
+    lens = starts.diff()
+    slots = plan.slots.repeat_interleave(lens)
+    asked = torch.arange(view.query_len, device=q.device) < lens[:, None]  # [R, Q]
+    places = plan.places.view(-1, view.query_len)[asked] if view.writes else plan.places
     rope_cache_write_ref(
         turn.qkv,
         shape.num_heads,
         shape.num_kv_heads if view.writes else 0,
         turn.tables,
         TokenRows(slots, turn.positions),
-        CachePlaces(kv, places=plan.places, kv_scale=kv_scale) if view.writes else None,
+        CachePlaces(kv, places=places, kv_scale=kv_scale) if view.writes else None,
         turn.norms,
         q,
     )

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from sgl_kernel.common.kernels import begin_dependent
-from sgl_kernel.sampling.kernels import LARGEST
+from sgl_kernel.sampling.kernels import LARGEST, node_number
 
 
 @triton.jit
@@ -108,24 +108,26 @@ def _look(collected, count, low, middle, high, total, BLOCK: tl.constexpr):
 
 @triton.jit
 def filter_cutoff_kernel(
-    logits,  # [R * NODES, VOCAB] float32
+    logits,  # [R * NODES, VOCAB] or [T, VOCAB] float32
     slots,  # [R]
+    lines,  # [T] int64 numbers of nodes if LINES; else there is a line for each
     temperature,  # [slots] float32
     top_k,  # [slots] int64
     top_p,  # [slots] float32
     min_p,  # [slots] float32
-    collected,  # [R * NODES, VOCAB] float32 scratch
-    cutoffs,  # [R * NODES] float32
+    collected,  # float32 scratch as large as the logits
+    cutoffs,  # float32, one a line
     logits_stride,
     VOCAB,
     NODES: tl.constexpr,
+    LINES: tl.constexpr,
     BLOCK: tl.constexpr,
     LOOK_BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
     begin_dependent(PDL)
     line = tl.program_id(0).to(tl.int64)
-    slot = tl.load(slots + line // NODES).to(tl.int64)
+    slot = tl.load(slots + node_number(lines, line, LINES) // NODES).to(tl.int64)
     heat, k = tl.load(temperature + slot), tl.load(top_k + slot)
     p, m = tl.load(top_p + slot), tl.load(min_p + slot)
     cutoff = float("-inf")

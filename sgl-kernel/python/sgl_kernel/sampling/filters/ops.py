@@ -22,6 +22,7 @@ def filter_cutoffs(
     pdl: bool = False,
 ) -> torch.Tensor:
     """[R * N] float32: scores (logits / T) below it are excluded; -inf for greedy and unfiltered rows.
+    With the rows' ``lines`` there are T instead of R * N.
 
     logits: [R * N, V] float32, rules applied; temperature, top_p, min_p: [slots] float32; top_k: [slots]
     int64, V or more for all; scratch: [R * N, V] float32; cutoffs: [R * N], the result. All three
@@ -84,6 +85,7 @@ def filter_launch(
         (
             logits,
             rows.slots,
+            rows.lines_or(rows.slots),
             temperature,
             top_k,
             top_p,
@@ -93,7 +95,13 @@ def filter_launch(
             logits.stride(0),
             vocab_size,
         ),
-        {"NODES": rows.num_nodes, "BLOCK": block, "LOOK_BLOCK": min(2048, block), "PDL": pdl},
+        {
+            "NODES": rows.num_nodes,
+            "LINES": rows.lines is not None,
+            "BLOCK": block,
+            "LOOK_BLOCK": min(2048, block),
+            "PDL": pdl,
+        },
         num_warps=16,
         pdl=pdl,
         fp_fusion=False,

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from sgl_kernel.common.kernels import begin_dependent
-from sgl_kernel.sampling.kernels import LARGEST, is_finite, node_index
+from sgl_kernel.sampling.kernels import LARGEST, is_finite, node_index, node_number
 
 PENALTIES = tl.constexpr(1)
 BIASES = tl.constexpr(2)
@@ -52,9 +52,10 @@ def _silenced(value, column, ids, number):
 
 @triton.jit
 def apply_rules_kernel(
-    logits,  # [R * NODES, VOCAB] float32, changed in place
+    logits,  # [R * NODES, VOCAB] or [T, VOCAB] float32, changed in place
     slots,  # [R]
     root,  # [R] index of the root's token
+    lines,  # [T] int64 numbers of nodes if LINES; else there is a line for each
     depths,  # [R, NODES] if DEPTHS == 2
     tokens,  # [R, NODES] int64 the nodes' own tokens
     mask,  # [R, NODES, NODES] bool ancestor-or-self, if MASK
@@ -76,12 +77,14 @@ def apply_rules_kernel(
     NODES: tl.constexpr,
     DEPTHS: tl.constexpr,
     MASK: tl.constexpr,
+    LINES: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
     begin_dependent(PDL)
     line = tl.program_id(1).to(tl.int64)
-    row, node = line // NODES, line % NODES
+    which = node_number(lines, line, LINES)
+    row, node = which // NODES, which % NODES
     slot = tl.load(slots + row).to(tl.int64)
     flags = tl.load(asks + slot)
     if flags != 0:

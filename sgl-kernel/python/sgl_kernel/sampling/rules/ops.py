@@ -52,6 +52,7 @@ def apply_rules(
     pdl: bool = False,
 ) -> torch.Tensor:
     """Change logits [R * N, V] float32 in place, each node with the history of its own path.
+    With the rows' ``lines`` they are [T, V].
 
     tokens: [R, N] int64, the nodes' own tokens; mask: [R, N, N] bool ancestor-or-self of a tree.
     In this order: frequency and presence subtracted, repetition divides what is positive and multiplies
@@ -78,10 +79,10 @@ def apply_rules_ref(
     raw = logits.clone()
     new = torch.where(asks & Asks.PENALTIES > 0, _penalised(raw, rows, tokens, states, mask), raw)
     ids, listed = _lists(rows, states.bias_ids, states.num_biases)
-    biases = states.biases[rows.slots.to(torch.int64)].repeat_interleave(rows.num_nodes, 0)
+    biases = rows.of_slots(states.biases)
     biased = new.scatter_add(-1, ids, biases.masked_fill(~listed, 0))
     new = torch.where(asks & Asks.BIASES > 0, biased, new).clamp(-_LARGEST, _LARGEST)
-    early = rows.index().reshape(-1) < rows.of_slots(states.free_from)
+    early = rows.of_lines(rows.index().reshape(-1)) < rows.of_slots(states.free_from)
     ids, listed = _lists(rows, states.suppressed_ids, states.num_suppressed)
     silent = torch.zeros_like(new).scatter_add(-1, ids, listed.to(new.dtype)) > 0
     silent &= (asks & Asks.SUPPRESSION > 0) & early[:, None]
@@ -90,10 +91,9 @@ def apply_rules_ref(
 
 
 def _lists(rows: NodeRows, ids: torch.Tensor, count: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Lists of slots as those of lines: the ids [R * N, K], and which of them count [R * N, K] bool."""
+    """Lists of slots as those of lines: the ids [lines, K], and which of them count [lines, K] bool."""
     place = torch.arange(ids.shape[1], device=ids.device)
-    of_lines = ids[rows.slots.to(torch.int64)].repeat_interleave(rows.num_nodes, 0)
-    return of_lines, place < rows.of_slots(count)[:, None]
+    return rows.of_slots(ids), place < rows.of_slots(count)[:, None]
 
 
 def _penalised(
@@ -107,7 +107,7 @@ def _penalised(
     on_path = on_path.expand(tokens.shape[0], -1, -1).clone()
     on_path[:, :, 0] = False  # the root is among the counts
     counts.scatter_add_(-1, tokens[:, None].expand(-1, num_nodes, -1), on_path.to(counts.dtype))
-    counts = counts.flatten(0, 1)
+    counts = rows.of_lines(counts.flatten(0, 1))
     frequency, presence, repetition = (
         rows.of_slots(t)[:, None] for t in (states.frequency, states.presence, states.repetition)
     )
@@ -134,7 +134,7 @@ def rules_launch(
     programs = min(-(-vocab_size // block), -(-_PROGRAMS // num_lines))
     pdl = pdl and device_info(logits.device).has_pdl
     depths = rows.slots if rows.depths is None else rows.depths
-    paths = (depths, tokens, tokens if mask is None else mask)
+    paths = (rows.lines_or(rows.slots), depths, tokens, tokens if mask is None else mask)
     states_args = (
         states.asks, states.token_counts, states.frequency, states.presence, states.repetition,
         states.bias_ids, states.biases, states.num_biases,
@@ -149,6 +149,7 @@ def rules_launch(
             "NODES": rows.num_nodes,
             "DEPTHS": int(rows.kind),
             "MASK": mask is not None,
+            "LINES": rows.lines is not None,
             "BLOCK": block,
             "PDL": pdl,
         },

@@ -56,19 +56,20 @@ def _store_cached(target, value, inside, FP8: tl.constexpr):
 
 @triton.jit
 def _load_new(
-    qkv, positions, places, k_weight, row, head, slot, q_stride, d, Q: tl.constexpr, Q_BLOCK: tl.constexpr,
-    HEADS: tl.constexpr, NKV: tl.constexpr, D: tl.constexpr, NORM: tl.constexpr,
+    qkv, positions, places, k_weight, row, head, slot, first_token, num_queries, q_stride, d,
+    Q: tl.constexpr, Q_BLOCK: tl.constexpr, HEADS: tl.constexpr, NKV: tl.constexpr, D: tl.constexpr,
+    NORM: tl.constexpr,
 ):  # fmt: skip
     """Of a row's queries and one KV head: k and its norm in pairs, v, rope positions, places. HEADS: of q."""
     new = tl.arange(0, Q_BLOCK)
-    token = row * Q + new
-    there = (new < Q) & (slot > 0)
+    token = first_token + new
+    there = (new < num_queries) & (slot > 0)
     inside = there[:, None] & (d < D)[None, :]
     rows = qkv + token.to(tl.int64)[:, None] * q_stride + (HEADS + head) * D
     pairs = load_pairs(rows, inside, d, D)
     value = tl.load(rows + NKV * D + d[None, :], mask=inside, other=0.0)
     position = tl.load(positions + token, mask=there, other=0)
-    place = tl.load(places + token, mask=there, other=0)
+    place = tl.load(places + row * Q + new, mask=there, other=0)
     return pairs, load_norm(k_weight, inside, d, D, NORM), value, position, place
 
 
@@ -103,8 +104,9 @@ def _write_new(
 @triton.jit
 def turn_rows(
     qkv, q_rows, q_stride, positions, places, cos, sin, q_weight, k_weight, eps, cache, row, head, slot,
-    valid, token, d, Q: tl.constexpr, Q_BLOCK: tl.constexpr, HEADS: tl.constexpr, NKV: tl.constexpr,
-    D: tl.constexpr, WRITE: tl.constexpr, NORM: tl.constexpr, SCALED: tl.constexpr, FP8: tl.constexpr,
+    valid, token, first_token, num_queries, d, Q: tl.constexpr, Q_BLOCK: tl.constexpr, HEADS: tl.constexpr,
+    NKV: tl.constexpr, D: tl.constexpr, WRITE: tl.constexpr, NORM: tl.constexpr, SCALED: tl.constexpr,
+    FP8: tl.constexpr,
 ):  # fmt: skip
     """The turned queries [BM, BD], once this program's part of the new K and V is in the cache.
 
@@ -120,8 +122,9 @@ def turn_rows(
     weights = load_norm(q_weight, inside, d, D, NORM)
     if WRITE:
         new = _load_new(
-            qkv, positions, places, k_weight, row, head, slot, q_stride, d, Q, Q_BLOCK, HEADS, NKV, D, NORM
-        )
+            qkv, positions, places, k_weight, row, head, slot, first_token, num_queries, q_stride, d, Q,
+            Q_BLOCK, HEADS, NKV, D, NORM,
+        )  # fmt: skip
     angles = load_angles(cos, sin, position, inside, d, D)
     if WRITE:
         begin, end, first_new = cache[2], cache[3], cache[4]
