@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -44,6 +44,10 @@ class DummySource:
 
     def take_integers(self, name: str, size: int) -> torch.Tensor:
         return torch.zeros(size, dtype=torch.int64, device=self.device)
+
+    def side_by_side(self, calls: Sequence[Callable[[], None]]) -> None:
+        for call in calls:
+            call()
 
     def finish(self, ignorable: Sequence[str] = ()) -> None:
         return None

@@ -69,6 +69,12 @@ class GgufFile:
     def dtype(self, name: str) -> torch.dtype:
         return torch.float32  # as it is read
 
+    def num_bytes(self, name: str) -> int:
+        return int(self._tensors[name].n_bytes)
+
+    def close(self) -> None:
+        self._tensors.clear()
+
     def tensor(self, name: str) -> torch.Tensor:
         stored = self._tensors[name]
         try:

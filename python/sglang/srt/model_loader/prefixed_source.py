@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -31,6 +31,9 @@ class PrefixedSource:
 
     def take_integers(self, name: str, size: int) -> torch.Tensor:
         return self._source.take_integers(self._prefix + name, size)
+
+    def side_by_side(self, calls: Sequence[Callable[[], None]]) -> None:
+        self._source.side_by_side(calls)
 
     def finish(self, ignorable: Sequence[str] = ()) -> None:
         own = [pattern if pattern.startswith("*") else self._prefix + pattern for pattern in ignorable]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 import torch
@@ -118,6 +118,9 @@ class QuantSource:
 
     def take_integers(self, name: str, size: int) -> torch.Tensor:
         return self._checkpoint.take_integers(name, size)
+
+    def side_by_side(self, calls: Sequence[Callable[[], None]]) -> None:
+        self._checkpoint.side_by_side(calls)
 
     def finish(self, ignorable: Sequence[str] = ()) -> None:
         self._drop_zero_biases()

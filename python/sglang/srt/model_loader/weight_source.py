@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Protocol
@@ -75,6 +75,13 @@ class WeightSource(Protocol):
         """[size] int64 tensor ``name``; zeros from a dummy source."""
         ...
 
+    def side_by_side(self, calls: Sequence[Callable[[], None]]) -> None:
+        """Carry out calls that take tensors and put them in their places, several at a time.
+
+        Each uses up what it takes: on a device it must not be kept, only copied. The places are there before.
+        """
+        ...
+
     def finish(self, ignorable: Sequence[str] = ()) -> None:
         """Check the ledger. Names that match an ``ignorable`` pattern (fnmatch) may be left over.
 
@@ -111,7 +118,7 @@ class Ledger:
             if name not in self.taken and not any(fnmatchcase(name, pattern) for pattern in ignorable)
         ]
         problems = [
-            f"{title} {_names(names)}"
+            f"{title} {_names(sorted(names))}"
             for title, names in (
                 ("missing:", self.missing),
                 ("unexpected:", unexpected),

@@ -15,7 +15,8 @@ def unpack_words(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
     On a little-endian machine the bytes of a word are in the same order, so nothing is shifted but
     the two halves of a byte.
     """
-    values = words.contiguous().view(torch.uint8)  # [..., 4 * W]
+    # Flat first: a last dimension of 1 may have any stride, which a view as bytes does not take.
+    values = words.reshape(-1).contiguous().view(torch.uint8).view(*words.shape[:-1], 4 * words.shape[-1])
     if bits == 4:
         values = torch.stack((values & 0xF, values >> 4), dim=-1).flatten(-2)
     return values[..., :count]
