@@ -108,10 +108,10 @@ def build_worker(args: ExecutorArgs, tp: TensorParallel) -> tuple[Worker, Execut
 
         device = start_device()
         check_backend(args)
-        chunk = default_chunk(torch.cuda.get_device_properties(device).total_memory)
+        chunk = tp.least(default_chunk(torch.cuda.get_device_properties(device).total_memory))
         try:
-            models = load_models(args, device)
-            worker, graphs = build_cuda(args, models, _simulated(models), chunk)
+            models = load_models(args, device, tp)
+            worker, graphs = build_cuda(args, models, _simulated(models), chunk, tp, _checks_agreement())
         except torch.OutOfMemoryError as error:
             raise OutOfMemoryError(
                 f"the GPU's memory is used up before the KV cache is made ({str(error).splitlines()[0]}). Use"
@@ -210,6 +210,10 @@ def _simulated(models: LoadedModels) -> TokenRewriter | None:
         raise ExecutorArgsError(str(error)) from error
 
 
+def _checks_agreement() -> bool:
+    return os.environ.get(CHECK_VARIABLE) == "1"
+
+
 def _build_cpu(args: ExecutorArgs, models: LoadedModels, tp: TensorParallel) -> Worker:
     available = available_bytes(models.device) // tp.size  # all ranks are on this host
     budget = page_budget(args, models, available, args.mem_fraction_static)
@@ -248,5 +252,5 @@ def _assemble(args: ExecutorArgs, config: WorkerConfig, models: LoadedModels, tp
         drafter, draft_pools = make_drafter(models.drafter, config, state.page_table, sampler.states)
         pools = (pool, *draft_pools)
     runner = StepRunner(state, sampler, models.target, pool, backend, drafter, _simulated(models))
-    agreement = Agreement(tp, state) if os.environ.get(CHECK_VARIABLE) == "1" else None
+    agreement = Agreement(tp, state) if _checks_agreement() else None
     return Worker(config, state, sampler, pools, drafter, runner, agreement=agreement)

@@ -100,7 +100,9 @@ def prefill_planner(
     logger.info("FlashInfer makes its kernels now, unless they are in its cache: some 20 s on 16 cores")
     kv = models.target.kv_shape
     assert isinstance(kv, KVShape)
-    shape = AttentionShape(models.target.config.num_heads, kv.num_kv_heads, kv.head_dim, config.page_size)
+    of_model = models.target.config
+    heads = models.target.tp.heads(of_model.num_heads, of_model.num_kv_heads, of_model.path)
+    shape = AttentionShape(heads.q.size, kv.num_kv_heads, kv.head_dim, config.page_size)
     try:
         planner = FlashInferPrefill(shape, models.dtype, config.device)
         planner.build(page_table)

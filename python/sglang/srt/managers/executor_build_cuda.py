@@ -22,6 +22,7 @@ import torch
 from sgl_kernel.launch import compile_ahead
 from sgl_kernel.linear.variants import MAX_GEMM_ROWS, ROW_CLASSES, ChoiceTable, row_class
 from sglang.srt.configs.executor_args import ExecutorArgs
+from sglang.srt.distributed.tensor_parallel import TensorParallel
 from sglang.srt.layers.attention.base import AttentionBackend
 from sglang.srt.layers.attention.flashinfer_backend import FlashInferAttention
 from sglang.srt.layers.attention.triton_backend import TritonAttention
@@ -36,6 +37,7 @@ from sglang.srt.managers.executor_build_models import (
 )
 from sglang.srt.mem_cache.pool import KVPool
 from sglang.srt.model_executor.accept import TokenRewriter
+from sglang.srt.model_executor.agreement import Agreement
 from sglang.srt.model_executor.config import WorkerConfig
 from sglang.srt.model_executor.decode_step import DecodeStep
 from sglang.srt.model_executor.dry_run import largest_prefill, prefill_tokens, small_prefills
@@ -72,9 +74,17 @@ def start_device() -> torch.device:
 
 
 def build_cuda(
-    args: ExecutorArgs, models: LoadedModels, simulated: TokenRewriter | None, chunk: int
+    args: ExecutorArgs,
+    models: LoadedModels,
+    simulated: TokenRewriter | None,
+    chunk: int,
+    tp: TensorParallel,
+    check_agreement: bool,
 ) -> tuple[Worker, tuple[GraphSet, ...]]:
-    """``chunk``: prompt tokens of a step where ``args`` say nothing."""
+    """``chunk``: prompt tokens of a step where ``args`` say nothing.
+
+    Ranks run the same steps in the same order all through it: there are collectives in them.
+    """
     check_backend(args)
     plain = None
     if not args.disable_cuda_graph:
@@ -84,11 +94,12 @@ def build_cuda(
     wiring = _Wiring(args, models, config, simulated)
     _wake_library(models)
     choices = _use_kernels(models, args.kernel_choices_file)
-    memory = _measure(wiring, sizes, choices, args.chunked_prefill_size or chunk, args.max_prefill_tokens)
-    if args.kernel_choices_file is not None:
+    tokens = prefill_tokens(args.chunked_prefill_size or chunk, args.max_prefill_tokens, config.context_len)
+    memory = _measure(wiring, sizes, choices, tokens, tp)
+    if args.kernel_choices_file is not None and tp.rank == 0:  # the others' are for the same products
         _save_choices(choices.table, Path(args.kernel_choices_file))
     budget = page_budget(args, models, memory.for_kv(args.mem_fraction_static), mem_fraction=1.0)
-    config = replace(config, num_pages=budget.num_pages())
+    config = replace(config, num_pages=tp.least(budget.num_pages()))
     wired = wiring.wire(config)
     graphs = None
     sets: tuple[GraphSet, ...] = ()
@@ -96,8 +107,16 @@ def build_cuda(
         graphs = StepGraphs(wired.step, CudaCapture(config.device), sizes, config.spec, config.device)
         sets = graphs.capture_all()
     decode_steps = DecodeSteps(wired.step, graphs, config.device)
+    agreement = Agreement(tp, wiring.state) if check_agreement else None
     worker = Worker(
-        config, wiring.state, wiring.sampler, wired.pools, wired.drafter, wired.runner, decode_steps
+        config,
+        wiring.state,
+        wiring.sampler,
+        wired.pools,
+        wired.drafter,
+        wired.runner,
+        decode_steps,
+        agreement,
     )
     torch.cuda.synchronize()
     return worker, sets
@@ -227,13 +246,13 @@ def telling_keys(sizes: GraphSizes, spec: SpecShape | None) -> list[GraphKey]:
     return [key for key in keys if not rows_of(key).isdisjoint(most.values())]
 
 
-def _tune(wiring: _Wiring, sizes: GraphSizes, choices: KernelChoices) -> None:
+def _tune(wiring: _Wiring, sizes: GraphSizes, choices: KernelChoices, tp: TensorParallel) -> None:
     """Over the target's first layers: the others are the same, and it takes a fifth."""
     short = wiring.wire(wiring.config, wiring.first_layers(TUNED_LAYERS)).step
     slots = torch.full((MAX_GEMM_ROWS,), PAD_SLOT, dtype=torch.int64, device=wiring.config.device)
     keys = telling_keys(sizes, wiring.config.spec)
     steps = [partial(short.run, slots[: key.rows], key.draft_len) for key in keys]
-    report = tune_linears(choices, steps)
+    report = tune_linears(choices, steps, most=tp.most)
     logger.info(
         "products of few rows: %d; %d variants timed, %d steps, in %.1f s",
         report.num_problems, report.num_variants, report.num_steps, report.seconds,
@@ -241,9 +260,14 @@ def _tune(wiring: _Wiring, sizes: GraphSizes, choices: KernelChoices) -> None:
 
 
 def _measure(
-    wiring: _Wiring, sizes: GraphSizes | None, choices: KernelChoices, chunk: int, max_prefill_tokens: int
+    wiring: _Wiring,
+    sizes: GraphSizes | None,
+    choices: KernelChoices,
+    tokens: int,
+    tp: TensorParallel,
 ) -> DeviceMemory:
-    """What steps and graphs need. Every tensor of the trial is gone when this returns."""
+    """What steps and graphs need; ``tokens``: of the largest prefill. Every tensor of the trial is gone when
+    this returns."""
     config = wiring.config
     device = config.device
     trial = wiring.wire(config)
@@ -251,9 +275,8 @@ def _measure(
     if sizes is not None:
         graphs = StepGraphs(trial.step, capture, sizes, config.spec, device)
         graphs.compile_ahead(compile_ahead)
-        _tune(wiring, sizes, choices)
+        _tune(wiring, sizes, choices, tp)
     _run_small_prefills(trial, config)
-    tokens = prefill_tokens(chunk, max_prefill_tokens, config.context_len)
     activations = _run_largest(trial, config, tokens + config.num_slots)  # rows decode in a mixed step
     graph_bytes = 0
     if graphs is not None and sizes is not None:

@@ -43,12 +43,15 @@ class TuneReport:
 
 @torch.inference_mode()
 def tune_linears(
-    choices: KernelChoices, steps: Sequence[RunStep], micros: Callable[[RunStep], float] | None = None
+    choices: KernelChoices,
+    steps: Sequence[RunStep],
+    micros: Callable[[RunStep], float] | None = None,
+    most: Callable[[int], int] = lambda count: count,
 ) -> TuneReport:
     """Fill ``choices`` for the products of ``steps``; those the table holds already are left alone.
 
     A class of rows is timed with the most rows that it has in any step, in the first step that has so
-    many. micros: microseconds of a run; None: by CUDA graphs and events.
+    many. micros: microseconds of a run; None: by CUDA graphs and events. most: of what all ranks give.
     """
     began = time.perf_counter()
     micros = micros or _graph_micros
@@ -62,8 +65,7 @@ def tune_linears(
     num_variants = _compile(choices, tellers.values())
     for teller in tellers.values():
         _time_alone(choices, teller, micros)
-    heaviest = sorted(tellers.values(), key=lambda t: (t.problem.rows, -t.weight))
-    num_steps = sum(_settle(choices, teller, micros) for teller in heaviest)
+    num_steps = _settle_all(choices, list(tellers.values()), steps, micros, most)
     return TuneReport(len(tellers), num_variants, num_steps, time.perf_counter() - began)
 
 
@@ -116,21 +118,51 @@ def _time_alone(choices: KernelChoices, teller: _Teller, micros: Callable[[RunSt
     choices.table.measure(teller.problem, _variants(teller.problem, teller.asked), of_variant)
 
 
-def _settle(choices: KernelChoices, teller: _Teller, micros: Callable[[RunStep], float]) -> int:
+def _settle_all(
+    choices: KernelChoices,
+    tellers: Sequence[_Teller],
+    steps: Sequence[RunStep],
+    micros: Callable[[RunStep], float],
+    most: Callable[[int], int],
+) -> int:
+    """Step by step, of each the products that take longest first; returns how many steps were timed.
+
+    All ranks run the same steps, and each as often as the one that has most to settle: there are
+    collectives in them, which need every rank. What each of them chooses is its own business.
+    """
+    num_steps = 0
+    for step in steps:
+        own = sorted((t for t in tellers if t.step is step), key=lambda t: (t.problem.rows, -t.weight))
+        for place in range(most(len(own))):
+            teller = own[place] if place < len(own) else None
+            num_steps += _settle(choices, step, teller, micros, most)
+    return num_steps
+
+
+def _settle(
+    choices: KernelChoices,
+    step: RunStep,
+    teller: _Teller | None,
+    micros: Callable[[RunStep], float],
+    most: Callable[[int], int],
+) -> int:
     """Try the best few variants of one product in the step; returns how many steps were timed."""
-    table, key = choices.table, teller.problem.key
-    alone = sorted(table.times_us[key].items(), key=lambda item: item[1])
-    close = [name for name, time_us in alone[:MAX_TRIED] if time_us <= CLOSE * alone[0][1]]
-    if len(close) == 1:
-        return 0
-    best, least = close[0], float("inf")
-    for name in close:
-        table.chosen[key] = name
-        in_step = micros(teller.step)
-        if in_step < least * GAIN:
-            best, least = name, in_step
-    table.chosen[key] = best
-    return len(close)
+    table, close, key = choices.table, [], ""
+    if teller is not None:
+        key = teller.problem.key
+        alone = sorted(table.times_us[key].items(), key=lambda item: item[1])
+        close = [name for name, time_us in alone[:MAX_TRIED] if time_us <= CLOSE * alone[0][1]]
+    num_tried = most(len(close) if len(close) > 1 else 0)
+    best, least = next(iter(close), ""), float("inf")
+    for place in range(num_tried):
+        if place < len(close):
+            table.chosen[key] = close[place]
+        in_step = micros(step)
+        if place < len(close) and in_step < least * GAIN:
+            best, least = close[place], in_step
+    if close:
+        table.chosen[key] = best
+    return num_tried
 
 
 def _graph_micros(run: RunStep) -> float:
