@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from sglang.srt.configs.moe_config import MoEConfig
 from sglang.srt.layers.moe.experts import Experts
 from sglang.srt.layers.moe.layer import MoE
+from sglang.srt.layers.moe.router import TorchRouter
 from sglang.srt.layers.norm import RMSNorm
 
 HIDDEN, SIZE, NUM = 12, 7, 6
@@ -57,7 +58,7 @@ def test_a_bfloat16_layer_routes_in_float32() -> None:
     gate_up = draw(0, 2, 2 * SIZE, HIDDEN).bfloat16()
     down = torch.zeros(2, HIDDEN, SIZE, dtype=torch.bfloat16)
     down[1] = 1.0  # expert 0 gives nothing
-    layer = MoE(config, gate, None, Experts(gate_up, down), None)
+    layer = MoE(TorchRouter(config, gate, None), Experts(gate_up, down), None)
     norm = RMSNorm(torch.ones(HIDDEN, dtype=torch.bfloat16), 1e-6)
     x = torch.ones(1, HIDDEN, dtype=torch.bfloat16)
     assert not torch.equal(layer(x.clone(), norm), x)

@@ -98,7 +98,7 @@ class GatedMLP:
     def linears(self) -> list[Linear]:
         return [self.gate_up, self.down]
 
-    def __call__(self, x: torch.Tensor, norm: RMSNorm) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, norm: RMSNorm, live: torch.Tensor | None = None) -> torch.Tensor:
         """x: [T, H] residual stream -> [T, H], the MLP of ``norm(x)`` added; x is used up."""
         return self.down(self.gate_up.gated(x, norm=norm), residual=x)
 

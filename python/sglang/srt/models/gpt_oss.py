@@ -20,6 +20,7 @@ from sglang.srt.layers.activation import clamped_swiglu
 from sglang.srt.layers.attention.heads import Scope
 from sglang.srt.layers.moe.experts import Experts
 from sglang.srt.layers.moe.layer import MLP, MoE
+from sglang.srt.layers.moe.router import TorchRouter
 from sglang.srt.model_loader.weight_source import Part, WeightSource
 from sglang.srt.models.dense import DenseModel
 
@@ -36,7 +37,7 @@ class GptOssForCausalLM(DenseModel):
         gate = source.take(f"{prefix}router.weight", (moe.num_experts, config.hidden_size), wide=True)
         gate_bias = source.take(f"{prefix}router.bias", (moe.num_experts,), wide=True)
         experts = _take_experts(source, f"{prefix}experts.", config.hidden_size, moe, self.tp)
-        return MoE(moe, gate, None, experts, None, gate_bias, self.tp.summing)
+        return MoE(TorchRouter(moe, gate, None, gate_bias), experts, None, self.tp.summing)
 
 
 def _take_experts(

@@ -38,8 +38,9 @@ class Experts:
         x: torch.Tensor,  # [T, H], normed
         weights: torch.Tensor,  # [T, k] float32 or float64
         experts: torch.Tensor,  # [T, k] int64, no expert twice in a row
+        base: torch.Tensor | None = None,  # [T, H], added
     ) -> torch.Tensor:
-        """The weighted sum of each token's experts, [T, H] of the weights' dtype."""
+        """The weighted sum of each token's experts: [T, H] of x's dtype, summed in that of the weights."""
         top_k = experts.shape[1]
         by_expert = experts.flatten().argsort(stable=True)  # [T * k]
         counts = experts.flatten().bincount(minlength=self.num_experts).tolist()
@@ -53,7 +54,8 @@ class Experts:
             rows = tokens[begin:end]
             out.index_add_(0, rows, self.one(expert, x[rows]).to(out.dtype) * weights[begin:end])
             begin = end
-        return out
+        out = out.to(x.dtype)
+        return out if base is None else base + out
 
     def one(self, expert: int, x: torch.Tensor) -> torch.Tensor:
         """x: [N, H] -> [N, H], what one expert makes of it."""

@@ -6,13 +6,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 
-from sglang.srt.configs.moe_config import MoEConfig
 from sglang.srt.distributed.tensor_parallel import Join
 from sglang.srt.layers.linear import Linear
-from sglang.srt.layers.moe.experts import Experts
-from sglang.srt.layers.moe.router import route
 from sglang.srt.layers.norm import RMSNorm
 
 
@@ -22,8 +18,11 @@ class MLP(Protocol):
     @property
     def weight_bytes(self) -> int: ...
 
-    def __call__(self, x: torch.Tensor, norm: RMSNorm) -> torch.Tensor:
-        """x: [T, H] residual stream -> [T, H], the MLP of ``norm(x)`` added; x is used up."""
+    def __call__(self, x: torch.Tensor, norm: RMSNorm, live: torch.Tensor | None = None) -> torch.Tensor:
+        """x: [T, H] residual stream -> [T, H], the MLP of ``norm(x)`` added; x is used up.
+
+        live: [T] bool; what the others get does not matter, and should cost nothing. None: all.
+        """
         ...
 
     def linears(self) -> Sequence[Linear]: ...
@@ -37,43 +36,68 @@ class SharedMLP(MLP, Protocol):
         ...
 
 
+class Router(Protocol):
+    @property
+    def weight_bytes(self) -> int: ...
+
+    def linears(self) -> Sequence[Linear]: ...
+
+    def normed(self, x: torch.Tensor, norm: RMSNorm) -> torch.Tensor:
+        """x: [T, H] -> ``norm(x)``"""
+        ...
+
+    def __call__(
+        self, normed: torch.Tensor, live: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """normed: [T, H]; live: [T] bool, None: all -> [T, k] weights and experts; -1: none."""
+        ...
+
+
+class ExpertProducts(Protocol):
+    @property
+    def weight_bytes(self) -> int: ...
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        weights: torch.Tensor,
+        experts: torch.Tensor,
+        base: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """x: [T, H], normed; weights and experts: [T, k] -> [T, H], added to base."""
+        ...
+
+
 class MoE:
     """Router, experts, and the shared experts if there are any (an ``MLP`` that adds itself first)."""
 
     def __init__(
         self,
-        config: MoEConfig,
-        gate: torch.Tensor,  # [E, H] float32 at least: a router's choice must not hang on rounding
-        bias: torch.Tensor | None,  # [E] float32 at least
-        experts: Experts,
+        router: Router,
+        experts: ExpertProducts,
         shared: SharedMLP | None,
-        gate_bias: torch.Tensor | None = None,  # [E], of the logits; ``bias`` is of the scores to choose by
         summing: Join | None = None,  # of the ranks' parts; None: there is one rank
     ) -> None:
-        self._summing = summing
-        self.config = config
-        self.gate = gate
-        self.bias = bias
-        self.gate_bias = gate_bias
+        self.router = router
         self.experts = experts
         self.shared = shared
+        self._summing = summing
 
     @property
     def weight_bytes(self) -> int:
-        own = [t for t in (self.gate, self.bias, self.gate_bias) if t is not None]
         shared = 0 if self.shared is None else self.shared.weight_bytes
-        return sum(t.numel() * t.element_size() for t in own) + self.experts.weight_bytes + shared
+        return self.router.weight_bytes + self.experts.weight_bytes + shared
 
     def linears(self) -> Sequence[Linear]:
-        return [] if self.shared is None else self.shared.linears()
+        shared = [] if self.shared is None else self.shared.linears()
+        return [*self.router.linears(), *shared]
 
-    def __call__(self, x: torch.Tensor, norm: RMSNorm) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, norm: RMSNorm, live: torch.Tensor | None = None) -> torch.Tensor:
         """x: [T, H] residual stream -> [T, H], shared and chosen experts of ``norm(x)`` added."""
-        normed = norm(x)
-        logits = F.linear(normed.to(self.gate.dtype), self.gate, self.gate_bias)  # [T, E]
-        weights, experts = route(logits, self.bias, self.config)
-        routed = self.experts(normed, weights, experts).to(x.dtype)
+        normed = self.router.normed(x, norm)
+        weights, experts = self.router(normed, live)
         if self._summing is not None:  # one sum over the ranks for all experts
-            mine = routed if self.shared is None else routed + self.shared.part(normed)
-            return self._summing(mine, x)
-        return (x if self.shared is None else self.shared(x, norm)) + routed
+            base = None if self.shared is None else self.shared.part(normed)
+            return self._summing(self.experts(normed, weights, experts, base), x)
+        base = x if self.shared is None else self.shared(x, norm)
+        return self.experts(normed, weights, experts, base)

@@ -7,9 +7,14 @@ matters where a biased score is negative.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
+import torch.nn.functional as F
 
 from sglang.srt.configs.moe_config import MoEConfig
+from sglang.srt.layers.linear import Linear
+from sglang.srt.layers.norm import RMSNorm
 
 _NO_ZERO = 1e-20  # what transformers adds to the sum of weights
 
@@ -19,7 +24,7 @@ def route(
     bias: torch.Tensor | None,  # [E], the same dtype
     config: MoEConfig,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weights [T, k] of the logits' dtype and experts [T, k] int64, best first.
+    """Weights [T, k] of the logits' dtype and experts [T, k] int64, best first, of equals the lower number.
 
     The bias helps to choose; a weight is the expert's own score.
     """
@@ -27,7 +32,7 @@ def route(
     choice = scores if bias is None else scores + bias
     if config.group_score is not None:
         choice = _of_best_groups(choice, config)
-    experts = choice.topk(config.top_k, dim=-1).indices
+    experts = _best(choice, config.top_k)
     weights = scores.gather(1, experts)
     if config.renormalise:
         weights = weights / (weights.sum(dim=-1, keepdim=True) + _NO_ZERO)
@@ -41,6 +46,43 @@ def _of_best_groups(choice: torch.Tensor, config: MoEConfig) -> torch.Tensor:
         of_group = grouped.amax(dim=-1)  # [T, G]
     else:
         of_group = grouped.topk(2, dim=-1).values.sum(dim=-1)
-    best = of_group.topk(config.topk_groups, dim=-1).indices  # [T, topk_groups]
+    best = _best(of_group, config.topk_groups)  # [T, topk_groups]
     lost = torch.ones_like(of_group, dtype=torch.bool).scatter_(1, best, False)
     return grouped.masked_fill(lost[:, :, None], float("-inf")).flatten(1)
+
+
+def _best(values: torch.Tensor, count: int) -> torch.Tensor:
+    """values: [T, n] -> [T, count] int64: places of the largest, of equal ones the first."""
+    return values.sort(dim=-1, descending=True, stable=True).indices[:, :count]
+
+
+class TorchRouter:
+    """``Router`` in plain PyTorch: the way of CPUs."""
+
+    def __init__(
+        self,
+        config: MoEConfig,
+        gate: torch.Tensor,  # [E, H] float32 at least: a router's choice must not hang on rounding
+        bias: torch.Tensor | None,  # [E] float32 at least
+        gate_bias: torch.Tensor | None = None,  # [E], of the logits; ``bias`` is of the scores to choose by
+    ) -> None:
+        self.config = config
+        self.gate = gate
+        self.bias = bias
+        self.gate_bias = gate_bias
+        own = [t for t in (gate, bias, gate_bias) if t is not None]
+        self.weight_bytes = sum(t.numel() * t.element_size() for t in own)
+
+    def linears(self) -> Sequence[Linear]:
+        return []
+
+    def normed(self, x: torch.Tensor, norm: RMSNorm) -> torch.Tensor:
+        return norm(x)
+
+    def __call__(
+        self, normed: torch.Tensor, live: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """normed: [T, H] -> weights and experts, [T, k]. ``live`` is for graphs: a CPU pads no step."""
+        assert live is None
+        logits = F.linear(normed.to(self.gate.dtype), self.gate, self.gate_bias)  # [T, E]
+        return route(logits, self.bias, self.config)

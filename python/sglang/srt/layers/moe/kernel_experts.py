@@ -1,0 +1,98 @@
+"""Routing and experts by sgl_kernel: nothing of the host in it, so a CUDA graph holds it.
+
+On a CPU the kernels' references run, which is how it is tested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from sgl_kernel.moe.choose import ChoiceRule, choose_experts
+from sgl_kernel.moe.ops import expert_counters, fused_experts
+from sgl_kernel.moe.weights import ExpertMatrix
+from sgl_kernel.norm.ops import rms_norm
+from sglang.srt.configs.moe_config import MoEConfig
+from sglang.srt.layers.linear import Linear
+from sglang.srt.layers.norm import RMSNorm
+
+MAX_PDL_TOKENS = 32
+"""Up to so many tokens launches overlap with the kernel ahead."""
+
+
+def choice_rule(config: MoEConfig) -> ChoiceRule:
+    grouped = config.group_score is not None
+    return ChoiceRule(
+        top_k=config.top_k,
+        sigmoid=config.scoring == "sigmoid",
+        renormalise=config.renormalise,
+        scaling=config.scaling_factor,
+        num_groups=config.num_groups if grouped else 1,
+        topk_groups=config.topk_groups if grouped else 0,
+        by_two=config.group_score == "top2_sum",
+    )
+
+
+class KernelRouter:
+    """``Router``. Products and their sums are float32.
+
+    The gate is kept in half precision where that changes none of its numbers, as checkpoints mostly store it:
+    products of half-precision numbers are exact in float32, and half the bytes are read.
+    """
+
+    def __init__(
+        self,
+        config: MoEConfig,
+        gate: torch.Tensor,  # [E, H] float32 at least
+        rounded: torch.Tensor,  # [E, H] the same in the type of the hidden states
+        bias: torch.Tensor | None,  # [E] float32 at least
+    ) -> None:
+        self._rule = choice_rule(config)
+        is_exact = torch.equal(rounded.to(gate.dtype), gate)
+        self.gate = Linear(rounded if is_exact else gate, float_output=True)
+        self.bias = bias
+
+    @property
+    def weight_bytes(self) -> int:
+        bias = 0 if self.bias is None else self.bias.numel() * self.bias.element_size()
+        return self.gate.weight_bytes + bias
+
+    def linears(self) -> Sequence[Linear]:
+        return [self.gate]
+
+    def normed(self, x: torch.Tensor, norm: RMSNorm) -> torch.Tensor:
+        return rms_norm(x, norm.weight, norm.eps, pdl=len(x) <= MAX_PDL_TOKENS)
+
+    def __call__(
+        self, normed: torch.Tensor, live: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """normed: [T, H]; live: [T] bool, the others get no expert -> [T, k] weights and int32 experts."""
+        x = normed if self.gate.weight.dtype == normed.dtype else normed.to(torch.float32)
+        logits = self.gate(x)  # [T, E] float32
+        pdl = len(normed) <= MAX_PDL_TOKENS
+        return choose_experts(logits, self.bias, self._rule, live=live, pdl=pdl)
+
+
+class KernelExperts:
+    """``ExpertProducts`` of matrices as a checkpoint packs them."""
+
+    def __init__(self, gate_up: ExpertMatrix, down: ExpertMatrix) -> None:
+        self.gate_up = gate_up
+        self.down = down
+        self.num_experts = gate_up.num_experts
+        self.weight_bytes = gate_up.weight_bytes + down.weight_bytes
+        self._counters = expert_counters(gate_up.data.device)
+
+    def __call__(
+        self,
+        x: torch.Tensor,  # [T, H], normed
+        weights: torch.Tensor,  # [T, k] float32
+        experts: torch.Tensor,  # [T, k], no expert twice in a row; negative: none
+        base: torch.Tensor | None = None,  # [T, H], added
+    ) -> torch.Tensor:
+        """[T, H] of x's dtype."""
+        return fused_experts(
+            x, weights, experts, self.gate_up, self.down, base=base, counters=self._counters,
+            pdl=len(x) <= MAX_PDL_TOKENS,
+        )  # fmt: skip

@@ -1,0 +1,198 @@
+"""Models with routing and experts by sgl_kernel (its references here) against the plain way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+from helpers.quantise import FORMATS, write_quantised
+from helpers.run_model import Driver, load_target
+from helpers.tiny_mla import write_tiny_deepseek_v3, write_tiny_kimi_k25
+from helpers.tiny_moe import write_tiny_glm4_moe, write_tiny_qwen3_moe
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from sgl_kernel.moe.choose import choose_experts_ref
+from sgl_kernel.moe.weights import Format
+from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.configs.moe_config import MoEConfig
+from sglang.srt.distributed.shares import Span
+from sglang.srt.distributed.tensor_parallel import TensorParallel
+from sglang.srt.layers.moe.kernel_experts import KernelExperts, choice_rule
+from sglang.srt.layers.moe.layer import MoE
+from sglang.srt.layers.moe.router import route
+from sglang.srt.layers.quantization.quant_weight import QuantWeight
+from sglang.srt.model_loader.checkpoint import open_source
+from sglang.srt.model_loader.weight_source import WeightError
+from sglang.srt.models import moe
+
+Writer = Callable[..., Path]
+
+
+@contextmanager
+def kernels() -> Iterator[None]:
+    with mock.patch.object(moe, "wants_kernels", lambda device: True):
+        yield
+
+
+def logits_of(folder: Path, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Of a prefill, a step and several queries a row."""
+    driver = Driver(load_target(folder, dtype), 16, dtype)
+    ids = torch.randint(0, 256, (30,), generator=torch.Generator().manual_seed(2))
+    return torch.cat([driver.prefill(ids[:20]), driver.decode(ids[20:21]), driver.decode(ids[21:])])
+
+
+@pytest.mark.parametrize(
+    "writer", [write_tiny_qwen3_moe, write_tiny_glm4_moe, write_tiny_deepseek_v3, write_tiny_kimi_k25]
+)
+def test_families_are_what_they_were(tmp_path: Path, writer: Writer) -> None:
+    folder = writer(tmp_path, seed=2)
+    expected = logits_of(folder)
+    with kernels():
+        got = logits_of(folder)
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+PACKED = {
+    "int4": Format.INT4,
+    "int4-rows": Format.INT4,  # its one scale a row stands for all groups
+    "nvfp4": Format.NVFP4,
+    "ct-nvfp4": Format.NVFP4,
+    "ct-fp8-block": Format.FP8,
+    "ct-fp8-rows": Format.FP8,
+    "fp8": Format.FP8,
+    "fp8-block": Format.PLAIN,  # 48 columns a block: no kernel
+    "awq": Format.PLAIN,  # zero points: no kernel
+}
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_packed_experts_equal_the_dequantised_ones(tmp_path: Path, name: str) -> None:
+    dense = ("lm_head", "self_attn", "layers.0.mlp")
+    source = write_tiny_qwen3_moe(tmp_path / "source", seed=5, hidden_size=128, moe_intermediate_size=64)
+    quantised, plain = write_quantised(source, tmp_path, replace(FORMATS[name], dense=dense))
+    expected = logits_of(plain)
+    with kernels():
+        model = load_target(quantised, torch.float32)
+        got = logits_of(quantised)
+    experts = model.layers[1].mlp.experts  # type: ignore[attr-defined]
+    assert isinstance(experts, KernelExperts)
+    assert experts.gate_up.format is experts.down.format is PACKED[name]
+    whole = 8 * 3 * 128 * 64
+    if PACKED[name] is not Format.PLAIN:
+        assert experts.weight_bytes < whole * (1.2 if PACKED[name] is Format.FP8 else 0.7)
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+def take(folder: Path, rank: int, size: int) -> MoE:
+    config = ModelConfig.from_folder(str(folder), None)
+    assert config.moe is not None and config.quant is not None
+    source = open_source(folder, "auto", torch.float32, "cpu", config.quant)
+    tp = TensorParallel(rank, size).in_units(config.quant.columns_unit)
+    with kernels():
+        return moe.take_moe(source, "model.layers.1.mlp.", config.hidden_size, config.moe, tp)
+
+
+@pytest.mark.parametrize("name", ["int4", "nvfp4", "ct-fp8-block", "ct-fp8-rows", "fp8"])
+def test_ranks_have_their_parts(tmp_path: Path, name: str) -> None:
+    dense = ("lm_head", "self_attn", "layers.0.mlp")
+    source = write_tiny_qwen3_moe(tmp_path / "source", seed=5, hidden_size=64, moe_intermediate_size=192)
+    quantised, _ = write_quantised(source, tmp_path, replace(FORMATS[name], dense=dense))
+    whole = take(quantised, 0, 1).experts
+    assert isinstance(whole, KernelExperts)
+    rows = 0
+    for rank in range(2):
+        own = take(quantised, rank, 2).experts
+        assert isinstance(own, KernelExperts)
+        span = Span(rows, rows + own.down.columns)
+        rows = span.end
+        for expert in (0, 7):
+            gate_up = whole.gate_up.dequantise(expert, torch.float64).unflatten(0, (2, -1))
+            part = gate_up[:, span.begin : span.end].flatten(0, 1)
+            assert torch.equal(own.gate_up.dequantise(expert, torch.float64), part)
+            down = whole.down.dequantise(expert, torch.float64)[:, span.begin : span.end]
+            assert torch.equal(own.down.dequantise(expert, torch.float64), down)
+    assert rows == 192
+
+
+def test_experts_of_several_formats_are_refused(tmp_path: Path) -> None:
+    dense = ("lm_head", "self_attn", "layers.0.mlp", "layers.1.mlp.experts.3.up_proj")
+    source = write_tiny_qwen3_moe(tmp_path / "source", seed=5)
+    quantised, _ = write_quantised(source, tmp_path, replace(FORMATS["int4"], dense=dense))
+    with kernels(), pytest.raises(WeightError, match=r"experts.3.up_proj.weight: .*not packed as those of"):
+        load_target(quantised, torch.float32)
+
+
+def test_a_gate_that_half_precision_would_change_stays_float32(tmp_path: Path) -> None:
+    folder = write_tiny_qwen3_moe(tmp_path, seed=1)
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    gates = {name: tensor for name, tensor in tensors.items() if name.endswith("mlp.gate.weight")}
+    for exact in (False, True):
+        if exact:
+            tensors |= {name: gate.bfloat16().float() for name, gate in gates.items()}
+            save_file(tensors, file)
+        with kernels():
+            model = load_target(folder, torch.bfloat16)
+        router = model.layers[1].mlp.router  # type: ignore[attr-defined]
+        assert router.weight_bytes == next(iter(gates.values())).numel() * (2 if exact else 4)
+        assert logits_of(folder, torch.bfloat16).isfinite().all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    groups=st.sampled_from([(None, 1, 1), ("max", 4, 2), ("top2_sum", 4, 2), ("top2_sum", 2, 1)]),
+    softmax=st.booleans(),
+    has_bias=st.booleans(),
+    renormalise=st.booleans(),
+    coarse=st.booleans(),
+)
+def test_a_choice_is_the_routers(
+    seed: int,
+    groups: tuple[str | None, int, int],
+    softmax: bool,
+    has_bias: bool,
+    renormalise: bool,
+    coarse: bool,
+) -> None:
+    """``coarse``: few different numbers, so that experts and groups tie."""
+    config = MoEConfig(
+        num_experts=16,
+        top_k=3,
+        intermediate_size=1,
+        layers=(0,),
+        scoring="softmax" if softmax else "sigmoid",
+        renormalise=renormalise,
+        scaling_factor=2.5,
+        num_groups=groups[1],
+        topk_groups=groups[2],
+        group_score=groups[0],  # type: ignore[arg-type]
+    )
+    g = torch.Generator().manual_seed(seed)
+    logits = torch.randn(12, 16, generator=g)
+    bias = torch.randn(16, generator=g) if has_bias else None
+    if coarse:
+        logits = logits.round()
+        bias = None if bias is None else bias.round() * 0.25
+    weights, experts = route(logits, bias, config)
+    got_weights, got = choose_experts_ref(logits, bias, choice_rule(config), None)
+    assert torch.equal(got.long(), experts) and torch.equal(got_weights, weights)
+    if coarse and not has_bias and groups[0] is None:
+        for row, chosen in zip(logits.tolist(), experts.tolist(), strict=True):
+            assert chosen == sorted(range(16), key=lambda e: (-row[e], e))[:3]
+
+
+def test_weights_that_no_stack_holds() -> None:
+    from sglang.srt.layers.quantization.expert_stack import layout_of
+    from sglang.srt.layers.quantization.fp4_weight import Fp4Weight
+
+    packed = torch.zeros(4, 32, dtype=torch.uint8)
+    mxfp4: QuantWeight = Fp4Weight(packed, torch.ones(4, 2).to(torch.float8_e8m0fnu), None)
+    assert layout_of(mxfp4) is None
