@@ -119,6 +119,30 @@ def test_an_error_in_one_thread_ends_the_others(tmp_path: Path) -> None:
     readers.close()
 
 
+def test_a_load_needs_little_beside_its_tensors(tmp_path: Path) -> None:
+    """At most 1.2 times the largest part for each thread: 192 MiB in files, an eighth of it taken."""
+    parts, size, threads = [Part(0, Span(0, 1024)), Part(1, Span(64, 128))], (8192, 512), 2
+    tensors = {f"t{i}": torch.randn(size) for i in range(12)}
+    source = CheckpointSource(write_folder(tmp_path, {}, tensors, 3), "auto", torch.float32, CPU)
+    del tensors
+    source._readers = Readers(CPU, threads)
+    largest = torch.Size(parts[0].shape(size)).numel() * 4
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here on
+    before = memory_of_process("VmRSS")
+    taken = [source.take(f"t{i}", size, part=parts[i % 2]) for i in range(12)]
+    assert sum(t.nbytes for t in taken) == 12 * largest
+    beside = memory_of_process("VmHWM") - before - 12 * largest
+    assert beside < 1.2 * threads * (largest + reading.PIECE_BYTES)
+    source.finish()
+
+
+def memory_of_process(field: str) -> int:
+    """In bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
+
+
 def test_files_are_closed(tmp_path: Path) -> None:
     folder = write_folder(tmp_path, {}, {f"t{i}": torch.ones(2) for i in range(8)}, 8)
     gc.collect()

@@ -86,7 +86,8 @@ def load_models(args: ExecutorArgs, device: torch.device, tp: TensorParallel | N
         _refuse_on_cuda(config, choice)
     dtype = _dtype(args.dtype, config, device)
     positions = max_positions(config.context_len, spec)
-    source = open_source(args.model_path, args.load_format, dtype, device, config.quant)
+    is_first = tp is None or tp.rank == 0
+    source = open_source(args.model_path, args.load_format, dtype, device, config.quant, is_first)
     target = build_model(config, source, dtype, device, positions, tp)
     if spec is None or choice is None:
         return LoadedModels(target, None, None, dtype, device)

@@ -22,8 +22,8 @@ import torch
 from sglang.srt.model_loader.weight_files import Stored
 from sglang.srt.model_loader.weight_source import Part
 
-PIECE_BYTES: Final = 8 << 20
-"""Most of a file that a thread holds."""
+PIECE_BYTES: Final = 2 << 20
+"""Most of a file that a thread holds: its second copy is made from the processor's cache."""
 SHORT_RUN_BYTES: Final = 64 << 10
 """Runs of bytes shorter than this are not read one by one, but with what lies between them."""
 MAX_THREADS: Final = 8
