@@ -10,8 +10,11 @@ from unittest import mock
 
 import pytest
 import torch
+from helpers.kernel_executor import kernel_executor
+from helpers.plan_driver import PlanDriver
 from helpers.quantise import FORMATS, write_quantised
 from helpers.run_model import Driver, load_target
+from helpers.tiny_executor import draft_folder, target_folder, tiny_executor
 from helpers.tiny_mla import write_tiny_deepseek_v3, write_tiny_kimi_k25
 from helpers.tiny_moe import write_tiny_glm4_moe, write_tiny_qwen3_moe
 from hypothesis import given, settings
@@ -28,6 +31,7 @@ from sglang.srt.layers.moe.kernel_experts import KernelExperts, choice_rule
 from sglang.srt.layers.moe.layer import MoE
 from sglang.srt.layers.moe.router import route
 from sglang.srt.layers.quantization.quant_weight import QuantWeight
+from sglang.srt.model_executor.step_plan import PAD_SLOT, SlotSampling, StepKind, StepPlan
 from sglang.srt.model_loader.checkpoint import open_source
 from sglang.srt.model_loader.weight_source import WeightError
 from sglang.srt.models import moe
@@ -187,6 +191,47 @@ def test_a_choice_is_the_routers(
     if coarse and not has_bias and groups[0] is None:
         for row, chosen in zip(logits.tolist(), experts.tolist(), strict=True):
             assert chosen == sorted(range(16), key=lambda e: (-row[e], e))[:3]
+
+
+def test_a_device_step_gives_the_runners_tokens_and_sends_padding_to_no_expert() -> None:
+    """Plain and speculative steps with padded rows between the real ones."""
+    family, shape = "qwen3-moe", (3, 1, 4)
+    seen: list[torch.Tensor] = []
+    products = KernelExperts.__call__
+
+    def watched(
+        self: KernelExperts, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor, base=None
+    ):  # type: ignore[no-untyped-def]
+        seen.append(experts)
+        return products(self, x, weights, experts, base)
+
+    def run(driver: PlanDriver, padded: bool) -> list[list[int]]:
+        requests = [driver.add([5, 6, 7, 8 + i], SlotSampling(temperature=1.0, seed=i)) for i in range(2)]
+        for draft_len in (0, 3, 0, 2, 3):
+            plan = driver.plan(decode=requests, draft_len=draft_len)
+            slots, lens = plan.decode_slots, plan.decode_len_bounds
+            if padded:
+                slots, lens = (slots[0], PAD_SLOT, slots[1], PAD_SLOT), (lens[0], 1, lens[1], 1)
+            step = StepPlan(
+                plan.step_id, StepKind.DECODE, slots, lens, draft_len, page_writes=plan.page_writes
+            )
+            seen.clear()
+            result = driver.executor.launch(step).wait()
+            for request, tokens in zip(requests, result.tokens[:: 2 if padded else 1], strict=True):
+                request.output += tokens
+            if padded:
+                assert seen
+                for experts in seen:
+                    rows = experts.view(4, -1)
+                    assert (rows[[1, 3]] == -1).all() and (rows[[0, 2]] >= 0).all()
+        driver.executor.shutdown()
+        return [request.output for request in requests]
+
+    with kernels(), mock.patch.object(KernelExperts, "__call__", watched):
+        executor = kernel_executor(target_folder(family), draft_folder(family), shape, 16)
+        got = run(PlanDriver(executor), padded=True)
+    expected = run(PlanDriver(tiny_executor(shape, family, dtype="float32", page_size=16)), padded=False)
+    assert got == expected and len(got[0]) > 5
 
 
 def test_weights_that_no_stack_holds() -> None:

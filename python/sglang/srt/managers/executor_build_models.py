@@ -38,7 +38,9 @@ _DTYPES = {
 }
 
 
-CUDA_ARCHITECTURES: Final = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+CUDA_ARCHITECTURES: Final = (
+    "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM",
+)  # fmt: skip
 """Targets whose every layer has a kernel; the others run on a CPU alone."""
 
 

@@ -170,7 +170,11 @@ class DecodeStep:
             DecodeRows(rows.slots, rows.root, 0, num_nodes, block, tree.mask, ragged)
         )
         aux_layers = self._drafter.aux_layers if self._drafter else ()
-        return self._model.forward(ids, positions, attention, aux_layers)
+        live = None
+        if self._model.has_experts:
+            row = torch.arange(len(ids), device=ids.device) if layout is None else layout.lines
+            live = rows.slots[row // num_nodes] != PAD_SLOT
+        return self._model.forward(ids, positions, attention, aux_layers, live)
 
     def _choose(
         self, rows: Rows, tree: DraftTree, hidden: torch.Tensor, layout: Layout | None

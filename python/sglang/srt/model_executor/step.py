@@ -17,7 +17,7 @@ from sglang.srt.model_executor.drafter import DraftContext, Drafter
 from sglang.srt.model_executor.slot_state import SlotState
 from sglang.srt.model_executor.step_batch import Pairs, StepBatch, prefill_inputs, roots
 from sglang.srt.model_executor.step_plan import PAD_SLOT, StepPlan
-from sglang.srt.sampling.rows import Choice, ChoiceRows
+from sglang.srt.sampling.rows import Choice, ChoiceMasks, ChoiceRows
 from sglang.srt.sampling.sampler import StepSampler
 from sglang.srt.utils.upload import upload
 
@@ -25,12 +25,16 @@ from sglang.srt.utils.upload import upload
 class TargetModel(Protocol):
     """What the step asks of a model."""
 
+    @property
+    def has_experts(self) -> bool: ...
+
     def forward(
         self,
         token_ids: torch.Tensor,
         positions: torch.Tensor,
         attn: LayerAttention,
         aux_layers: tuple[int, ...] = (),
+        live: torch.Tensor | None = None,  # [T] bool: not padding; None: all
     ) -> tuple[torch.Tensor, torch.Tensor | None]: ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
@@ -92,10 +96,10 @@ class StepRunner:
         hidden, aux = self._model.forward(batch.token_ids, batch.positions, batch.attention, aux_layers)
         return Forward(batch, hidden, aux)
 
-    def finish(self, plan: StepPlan, forward: Forward) -> StepOutput:
-        """Choose, accept, and leave the state as the next step finds it."""
+    def finish(self, plan: StepPlan, forward: Forward, masks: ChoiceMasks | None = None) -> StepOutput:
+        """Choose (of what ``masks`` allow), accept, and leave the state as the next step finds it."""
         batch, hidden, aux = forward.batch, forward.hidden, forward.aux
-        choice = self._choose(batch, hidden)
+        choice = self._choose(batch, hidden, masks)
         if self.simulated is not None:
             tokens, parents = batch.tree.tokens, None if batch.tree.mask is None else batch.tree.parents
             self.simulated.rewrite(tokens, choice.tokens, batch.root_position, batch.slots, parents)
@@ -191,19 +195,20 @@ class StepRunner:
             pairs=known.pairs,
         )
 
-    def _choose(self, batch: StepBatch, hidden: torch.Tensor) -> Choice:
+    def _choose(self, batch: StepBatch, hidden: torch.Tensor, masks: ChoiceMasks | None) -> Choice:
         """The token after every node; lm_head runs only where a token is chosen."""
         rows = _choice_rows(batch)
         if batch.given is None:
             hidden = hidden[batch.query.view(-1)] if batch.is_prefill else hidden
-            return self._sampler.choose(self._model.logits(hidden), rows)
+            return self._sampler.choose(self._model.logits(hidden), rows, masks)
         tokens = batch.given[:, None].clone()
         faulty = torch.zeros_like(tokens, dtype=torch.bool)
         if batch.choosing_cpu:
             picked = batch.choosing
             assert picked is not None
             logits = self._model.logits(hidden[batch.query[picked, 0]])
-            chosen = self._sampler.choose(logits, rows.take(batch.choosing_cpu))
+            masks = None if masks is None else masks.take(batch.choosing_cpu)
+            chosen = self._sampler.choose(logits, rows.take(batch.choosing_cpu), masks)
             tokens[picked], faulty[picked] = chosen.tokens, chosen.faulty
         return Choice(tokens, faulty)
 

@@ -106,19 +106,25 @@ class DecoderModel(ABC):
     def weight_bytes(self) -> int:
         return total_bytes(self.embed, self.lm_head, self.norm, *self.layers)
 
+    @property
+    def has_experts(self) -> bool:
+        """Whether it wants to know which tokens are padding, so as to send them to no expert."""
+        return self.config.moe is not None
+
     def forward(
         self,
         token_ids: torch.Tensor,  # [T] int64
         positions: torch.Tensor,  # [T] int64
         attn: LayerAttention,
         aux_layers: tuple[int, ...] = (),
+        live: torch.Tensor | None = None,  # [T] bool; see ``Positions``
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Residual stream after the last layer [T, H], and the *inputs* of ``aux_layers``, concatenated
         in their order, [T, len(aux_layers) * H] (None without any). Layer ``num_layers`` stands for the
         output of the last one.
         """
         hidden = self.embed(token_ids)
-        of_tokens = Positions(self.rope, positions)
+        of_tokens = Positions(self.rope, positions, live=live)
         aux = None
         if aux_layers:
             aux = hidden.new_empty(hidden.shape[0], len(aux_layers), hidden.shape[1])

@@ -157,7 +157,7 @@ class DenseLayer:
         qkv = self.qkv(hidden, norm=self.input_norm)
         product = HeadProduct(qkv, self.num_heads, self.num_kv_heads, positions, self.qk_norm, self.scope)
         hidden = self.o(attn(self.index, product).flatten(1), residual=hidden)
-        return self.mlp(hidden, self.post_norm)
+        return self.mlp(hidden, self.post_norm, positions.live)
 
 
 class DenseModel(DecoderModel):

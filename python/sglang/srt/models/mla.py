@@ -254,7 +254,7 @@ class MLALayer:
     def __call__(self, hidden: torch.Tensor, positions: Positions, attn: LayerAttention) -> torch.Tensor:
         """hidden: [T, H] residual stream, used up -> [T, H]."""
         hidden = self.attention(hidden, hidden, positions, attn, norm=self.input_norm)
-        return self.mlp(hidden, self.post_norm)
+        return self.mlp(hidden, self.post_norm, positions.live)
 
 
 class MLAModel(DecoderModel):

@@ -15,11 +15,17 @@ from sglang.srt.layers.rope import Rope, RopeAngles
 
 
 class Positions:
-    """Rope positions of one forward's tokens, and what is computed of them once for all layers."""
+    """Rope positions of one forward's tokens, and what else all layers want to know of them."""
 
-    def __init__(self, rope: Rope, first: torch.Tensor, columns: int = 1) -> None:
-        """first: [R] int64, where rows of ``columns`` tokens each begin; T = R * columns."""
+    def __init__(
+        self, rope: Rope, first: torch.Tensor, columns: int = 1, live: torch.Tensor | None = None
+    ) -> None:
+        """first: [R] int64, where rows of ``columns`` tokens each begin; T = R * columns.
+
+        live: [T] bool; the others are padding, and what they get does not matter. None: all are.
+        """
         self.rope = rope
+        self.live = live
         self._first = first
         self._columns = columns
 

@@ -82,7 +82,6 @@ class TorchRouter:
     def __call__(
         self, normed: torch.Tensor, live: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """normed: [T, H] -> weights and experts, [T, k]. ``live`` is for graphs: a CPU pads no step."""
-        assert live is None
+        """normed: [T, H] -> weights and experts, [T, k]. ``live`` is for padded steps: a CPU has none."""
         logits = F.linear(normed.to(self.gate.dtype), self.gate, self.gate_bias)  # [T, E]
         return route(logits, self.bias, self.config)
