@@ -15,6 +15,7 @@ from sglang.srt.managers.executor_build import build_worker
 from sglang.srt.model_executor.executor import PendingStep
 from sglang.srt.model_executor.in_process_executor import InProcessExecutor
 from sglang.srt.model_executor.step_plan import ExecutorInfo, StepPlan, StepResult
+from sglang.srt.model_executor.worker import Worker
 
 Wrap = Callable[[Collectives, int], Collectives]
 
@@ -37,13 +38,18 @@ class _OfAll:
 class RankGroup:
     """An ``Executor`` of ``args.tp_size`` ranks, each of which gets every plan."""
 
-    def __init__(self, args: ExecutorArgs, wrap: Wrap = lambda collectives, rank: collectives) -> None:
+    def __init__(
+        self,
+        args: ExecutorArgs,
+        wrap: Wrap = lambda collectives, rank: collectives,
+        build: Callable[[ExecutorArgs, TensorParallel], tuple[Worker, ExecutorInfo]] = build_worker,
+    ) -> None:
         size, store = args.tp_size, dist.HashStore()
 
         def start(rank: int) -> InProcessExecutor:
             def assemble():  # type: ignore[no-untyped-def]
                 collectives = wrap(open_gloo(store, rank, size), rank)
-                return build_worker(args, TensorParallel(rank, size, collectives))
+                return build(args, TensorParallel(rank, size, collectives))
 
             return InProcessExecutor(assemble)
 

@@ -111,7 +111,9 @@ def build_worker(args: ExecutorArgs, tp: TensorParallel) -> tuple[Worker, Execut
         chunk = tp.least(default_chunk(torch.cuda.get_device_properties(device).total_memory))
         try:
             models = load_models(args, device, tp)
-            worker, graphs = build_cuda(args, models, _simulated(models), chunk, tp, _checks_agreement())
+            worker, graphs = build_cuda(
+                args, models, _simulated(models), chunk, check_agreement=_checks_agreement()
+            )
         except torch.OutOfMemoryError as error:
             raise OutOfMemoryError(
                 f"the GPU's memory is used up before the KV cache is made ({str(error).splitlines()[0]}). Use"

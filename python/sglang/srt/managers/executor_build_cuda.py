@@ -78,15 +78,15 @@ def build_cuda(
     models: LoadedModels,
     simulated: TokenRewriter | None,
     chunk: int,
-    tp: TensorParallel,
-    check_agreement: bool,
+    *,
+    check_agreement: bool = False,
 ) -> tuple[Worker, tuple[GraphSet, ...]]:
     """``chunk``: prompt tokens of a step where ``args`` say nothing.
 
     Ranks run the same steps in the same order all through it: there are collectives in them.
     """
     check_backend(args)
-    plain = None
+    plain, tp = None, models.target.tp
     if not args.disable_cuda_graph:
         plain = plain_sizes(args.max_running_requests, args.cuda_graph_max_bs, args.cuda_graph_bs)
     config = worker_config(args, models, 1, args.max_running_requests if plain is None else plain[-1])
