@@ -145,7 +145,11 @@ class WorkerTimer:
     def _run(self, key: GraphKey, kv_len: int) -> tuple[Any, Any]:
         slots = tuple(range(1, key.rows + 1))
         plan = StepPlan(0, StepKind.DECODE, slots, (kv_len,) * key.rows, key.draft_len)
-        self._worker.state.seq_len[1 : key.rows + 1] = kv_len
+        state = self._worker.state
+        state.seq_len[1 : key.rows + 1] = kv_len
+        # Tokens that differ go to experts that differ, as those of a server do.
+        ids = torch.arange(1, key.rows + 1, device=state.device) * 7919
+        state.next_token[1 : key.rows + 1] = ids % self._worker.config.vocab_size
         begin = self._watch.mark()
         self._worker.execute(plan)
         return begin, self._watch.mark()
