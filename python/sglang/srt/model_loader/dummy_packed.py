@@ -55,6 +55,7 @@ class DummyCheckpoint(DummySource):
         self.config = config
         self.ledger = Ledger("dummy weights")
         self.sizes: dict[str, tuple[int, int]] = {}  # module -> rows and columns of its matrix
+        self._schemes: dict[str, WeightScheme | None] = {}
 
     def has(self, name: str) -> bool:
         return self.config.method == "mxfp4" and fnmatchcase(name, "*.experts.*_blocks")
@@ -76,6 +77,11 @@ class DummyCheckpoint(DummySource):
         return whole if part is None else part.of(whole).clone()
 
     def _scheme(self, module: str) -> WeightScheme | None:
+        if module not in self._schemes:  # patterns take as long as drawing a small tensor
+            self._schemes[module] = self._find_scheme(module)
+        return self._schemes[module]
+
+    def _find_scheme(self, module: str) -> WeightScheme | None:
         if any(fnmatchcase(module, pattern) for pattern in NEVER_PACKED) or self.config.ignores(module):
             return None
         found = (self.config.scheme_of(module, scheme.kind) for scheme in self.config.schemes)
