@@ -260,6 +260,26 @@ def test_in_an_executor(shape: tuple[int, int, int], monkeypatch: pytest.MonkeyP
 
 
 def test_an_executor_refuses_nonsense(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SGLANG_SIMULATE_ACC_LEN", "2,5")
+    monkeypatch.setenv("SGLANG_SIMULATE_ACC_LEN", "2;5")
     with pytest.raises(ExecutorArgsError, match="needs a number"):
         tiny_executor((3, 1, 4))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_slots_have_lengths_in_turn(method: str) -> None:
+    """And other ones in place of these, which captured graphs go by."""
+    run = Run(SimulationSettings(2.5, method, others=(1.2, 3.1)), _chain, rows=18)
+    table = run.simulated._misses.data_ptr()
+    for lengths in ((2.5, 1.2, 3.1), (1.5, 2.0, 1.1), (2.2,) * 3):
+        run.simulated.set_length(*(lengths if len(set(lengths)) > 1 else lengths[:1]))
+        counts = torch.stack([run.step()[3] for _ in range(250)]).double().mean(dim=0)  # [R]
+        for index, length in enumerate(lengths):
+            of_class = counts[run.slots % 3 == index].mean()
+            assert float(of_class) == pytest.approx(length, rel=0.06)
+    assert run.simulated._misses.data_ptr() == table
+
+
+def test_lengths_from_the_environment() -> None:
+    settings = SimulationSettings.from_environment({"SGLANG_SIMULATE_ACC_LEN": "2.5,1.5"})
+    assert settings is not None and settings.lengths == (2.5, 1.5)
+    assert SimulationSettings.from_environment({"SGLANG_SIMULATE_ACC_LEN": "2.5,-1"}) is None

@@ -113,6 +113,7 @@ class StepGraphs:
         self._slots = torch.zeros(sizes.max_rows, dtype=torch.int64, device=device)
         self._held_cpu = [PAD_SLOT] * sizes.max_rows  # what is in it, or on its way there
         self._lens = torch.ones(sizes.max_rows if sizes.ragged else 0, dtype=torch.int64, device=device)
+        self._held_lens: list[int] = []  # the first ones of it
 
     @torch.inference_mode()
     def compile_ahead(self, compile_ahead: CompileAhead) -> None:
@@ -128,9 +129,9 @@ class StepGraphs:
 
     @torch.inference_mode()
     def run_all(self) -> None:
-        """One eager step of every key, of pad slots: no request's state changes."""
+        """What every key launches, of pad slots; only to be traced: rows' numbers of tokens are not set."""
         for key in self.sizes.capture_order(self._spec):
-            self._run_alone(key)
+            self._run(key)
 
     @torch.inference_mode()
     def capture_all(self) -> tuple[GraphSet, ...]:
@@ -159,7 +160,9 @@ class StepGraphs:
 
     @torch.inference_mode()
     def capture_key(self, key: GraphKey) -> None:
-        self._run_alone(key)  # loads kernels and fills caches, which a capture can't
+        if key.tokens:
+            self._put_lens(spread(key.tokens, key.rows))
+        self._run(key)  # loads kernels and fills caches, which a capture can't
         replay = self._capture.capture(lambda: self._run(key))
         replay()  # a graph's first launch loads it onto the device: no request should wait for that
         self._replays[key] = replay
@@ -182,13 +185,8 @@ class StepGraphs:
         self._put([*slots_cpu, *[PAD_SLOT] * num_padded])
         if row_drafts:
             of_padded = spread(key.tokens - num_tokens, num_padded) if num_padded else []
-            upload_into(self._lens[: key.rows], [*(drafts + 1 for drafts in row_drafts), *of_padded])
+            self._put_lens([*(drafts + 1 for drafts in row_drafts), *of_padded])
         return self._replays[key]()[:num_rows]
-
-    def _run_alone(self, key: GraphKey) -> None:
-        if key.tokens:
-            upload_into(self._lens[: key.rows], spread(key.tokens, key.rows))
-        self._run(key)
 
     def _run(self, key: GraphKey) -> torch.Tensor:
         slots = self._slots[: key.rows]
@@ -203,13 +201,18 @@ class StepGraphs:
             upload_into(self._slots[:num_rows], slots_cpu)
             self._held_cpu[:num_rows] = slots_cpu
 
+    def _put_lens(self, lens: list[int]) -> None:
+        if self._held_lens[: len(lens)] != lens:
+            upload_into(self._lens[: len(lens)], lens)
+            self._held_lens[: len(lens)] = lens
+
 
 class DecodeSteps:
     """Decode steps on a device with graphs: a replay where a graph covers the step, else eager."""
 
     def __init__(self, step: DeviceStep, graphs: StepGraphs | None, device: torch.device) -> None:
         """``graphs`` None: --disable-cuda-graph."""
-        self._step = step
+        self.step = step
         self._graphs = graphs
         self._device = device
 
@@ -221,7 +224,7 @@ class DecodeSteps:
                 return Executed(packed, used_graph=True)
         slots = upload(slots_cpu, torch.int64, self._device)
         if not row_drafts:
-            return Executed(self._step.run(slots, draft_len), used_graph=False)
+            return Executed(self.step.run(slots, draft_len), used_graph=False)
         lens = [drafts + 1 for drafts in row_drafts]
         given = QueryLens(upload(lens, torch.int64, self._device), sum(lens))
-        return Executed(self._step.run(slots, draft_len, given), used_graph=False)
+        return Executed(self.step.run(slots, draft_len, given), used_graph=False)

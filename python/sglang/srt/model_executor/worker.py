@@ -45,6 +45,11 @@ class Worker:
         """For benchmarks that change it, between two steps only."""
         return self._runner.simulated
 
+    @property
+    def decode_steps(self) -> DecodeSteps | None:
+        """For benchmarks of steps that no plan asks for."""
+        return self._decode_steps
+
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> Executed | None:
         """Launch one plan; None for a plan without rows. Nothing is read back from the device."""

@@ -42,6 +42,7 @@ class SimulationSettings:
     length: float  # mean tokens of a speculative step; clamped to 1 … drafts + 1
     method: str = METHODS[0]
     token_mode: str = TOKEN_MODES[0]
+    others: tuple[float, ...] = ()  # the slots after the first have these and ``length`` in turn
 
     @staticmethod
     def from_environment(environ: Mapping[str, str]) -> SimulationSettings | None:
@@ -52,17 +53,24 @@ class SimulationSettings:
         """
         given = environ.get("SGLANG_SIMULATE_ACC_LEN", "-1")
         try:
-            length = float(given)
+            lengths = tuple(float(part) for part in given.split(","))
         except ValueError:
-            length = math.nan
-        if not math.isfinite(length):
-            raise SimulationError(f"SGLANG_SIMULATE_ACC_LEN needs a number, got {given!r}")
-        if length <= 0:
+            lengths = (math.nan,)
+        if not all(map(math.isfinite, lengths)):
+            raise SimulationError(
+                f"SGLANG_SIMULATE_ACC_LEN needs a number, got {given!r}; numbers with commas between them are"
+                " for slots in turn"
+            )
+        if min(lengths) <= 0:
             return None
         method = _one_of(environ, "SGLANG_SIMULATE_ACC_METHOD", METHODS)
-        return SimulationSettings(
-            length, method, _one_of(environ, "SGLANG_SIMULATE_ACC_TOKEN_MODE", TOKEN_MODES)
-        )
+        mode = _one_of(environ, "SGLANG_SIMULATE_ACC_TOKEN_MODE", TOKEN_MODES)
+        return SimulationSettings(lengths[0], method, mode, lengths[1:])
+
+    @property
+    def lengths(self) -> tuple[float, ...]:
+        """That of slot s is number s modulo their number."""
+        return (self.length, *self.others)
 
 
 class SimulatedAcceptance:
@@ -74,14 +82,28 @@ class SimulatedAcceptance:
         self._one_draw_a_step = settings.method == "match-expected"
         self._fixed = settings.token_mode == "fixed"
         self._counter = torch.zeros(1, dtype=torch.int64, device=device)  # [1] speculative steps so far
-        self.survival = _survival(settings, num_steps)  # P(draft j is taken) for j = 1 … num_steps
-        self._misses = _miss_table(settings.method, self.survival).to(device)  # [draws, num_steps] bool
+        self.survivals = _survivals(
+            settings, num_steps
+        )  # of each length: P(draft j is taken) for j = 1, 2, …
+        # [lengths * draws, num_steps] bool
+        self._misses = _miss_tables(settings.method, self.survivals).to(device)
 
-    def set_length(self, length: float) -> None:
-        """Another mean; the table is filled in place, so captured graphs go by it. Between two steps only."""
-        self._settings = replace(self._settings, length=length)
-        self.survival = _survival(self._settings, self._num_steps)
-        self._misses.copy_(_miss_table(self._settings.method, self.survival))
+    @property
+    def survival(self) -> tuple[float, ...]:
+        """Of the first length."""
+        return self.survivals[0]
+
+    def set_length(self, *lengths: float) -> None:
+        """Other means, as many as before, or one for all slots.
+
+        The table is filled in place, so captured graphs go by it. Between two steps only.
+        """
+        count = len(self.survivals)
+        lengths = lengths * count if len(lengths) == 1 else lengths
+        assert len(lengths) == count, f"{len(lengths)} lengths, there were {count}"
+        self._settings = replace(self._settings, length=lengths[0], others=lengths[1:])
+        self.survivals = _survivals(self._settings, self._num_steps)
+        self._misses.copy_(_miss_tables(self._settings.method, self.survivals))
         if self._misses.is_cuda:  # steps are on a stream of their own
             torch.cuda.synchronize(self._misses.device)
 
@@ -123,7 +145,10 @@ class SimulatedAcceptance:
         """
         once = self._one_draw_a_step
         index = self._counter.add_(1) if once else torch.add(root, slots, alpha=_SLOT_STRIDE)
-        return self._misses.index_select(0, index & (_TABLE_SIZE - 1))[:, :num_drafts]
+        index = index & (_TABLE_SIZE - 1)
+        if len(self.survivals) > 1:
+            index = torch.add(index, slots % len(self.survivals), alpha=_TABLE_SIZE)
+        return self._misses.index_select(0, index)[:, :num_drafts]
 
     def _confirm_first_children(
         self, tokens: torch.Tensor, parents: torch.Tensor, misses: torch.Tensor
@@ -167,8 +192,9 @@ def simulated_acceptance(
             f" {vocab_size} ids"
         )
     logger.warning(
-        "acceptance is SIMULATED: %g tokens a speculative step (%s, %s); the text means nothing",
-        min(max(settings.length, 1.0), spec.num_steps + 1), settings.method, settings.token_mode,
+        "acceptance is SIMULATED: %s tokens a speculative step (%s, %s); the text means nothing",
+        ", ".join(f"{min(max(length, 1.0), spec.num_steps + 1):g}" for length in settings.lengths),
+        settings.method, settings.token_mode,
     )  # fmt: skip
     return SimulatedAcceptance(settings, spec.num_steps, device)
 
@@ -180,11 +206,16 @@ def _one_of(environ: Mapping[str, str], name: str, known: tuple[str, ...]) -> st
     return given
 
 
-def _survival(settings: SimulationSettings, num_drafts: int) -> tuple[float, ...]:
-    """P(m >= j) for j = 1 … num_drafts, m being the number of drafts taken of so many."""
-    mean = min(max(settings.length, 1.0), num_drafts + 1.0) - 1.0
+def _survivals(settings: SimulationSettings, num_drafts: int) -> tuple[tuple[float, ...], ...]:
+    """Of each length P(m >= j) for j = 1 … num_drafts, m being the number of drafts taken of so many."""
     find = {"match-expected": _floor_or_ceil, "multinomial": _rounded_normal, "geometric": _geometric}
-    return tuple(find[settings.method](mean, num_drafts))
+    means = [min(max(length, 1.0), num_drafts + 1.0) - 1.0 for length in settings.lengths]
+    return tuple(tuple(find[settings.method](mean, num_drafts)) for mean in means)
+
+
+def _miss_tables(method: str, survivals: tuple[tuple[float, ...], ...]) -> torch.Tensor:
+    """[lengths * _TABLE_SIZE, num_drafts] bool, on the CPU."""
+    return torch.cat([_miss_table(method, survival) for survival in survivals])
 
 
 def _miss_table(method: str, survival: tuple[float, ...]) -> torch.Tensor:
