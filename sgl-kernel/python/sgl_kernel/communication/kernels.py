@@ -6,6 +6,8 @@ says that it is there; a flag counts the sums of its program, so nobody has to c
 the order of the ranks, in float32, so all ranks get the same bytes.
 """
 
+import os
+
 import triton
 import triton.language as tl
 
@@ -46,26 +48,40 @@ arrived:
 }""")
 
 
-@triton.jit
-def signal(peers, place, number, RANK: tl.constexpr, SIZE: tl.constexpr):
-    """Thread t tells rank t that all that this program has stored so far is there.
+if os.environ.get("TRITON_INTERPRET") == "1":
 
-    place: of the flag, in bytes, the same in every rank's block.
-    """
-    tl.debug_barrier()
-    tl.inline_asm_elementwise(
-        _SIGNAL, "=r,l,l,r,r,r", [peers.to(tl.int64), place, number, RANK, SIZE],
-        dtype=tl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
+    @triton.jit
+    def signal(peers, place, number, RANK: tl.constexpr, SIZE: tl.constexpr):
+        """The interpreter has no threads; its ranks run one after the other, again until all is there."""
+        for i in tl.static_range(1, SIZE):
+            flag = (tl.load(peers + (RANK + i) % SIZE) + place).to(tl.pointer_type(tl.int32))
+            tl.store(flag, number)
 
+    @triton.jit
+    def wait(flags, stride, number, RANK: tl.constexpr, SIZE: tl.constexpr):
+        """Nothing: see ``signal``."""
 
-@triton.jit
-def wait(flags, stride, number, RANK: tl.constexpr, SIZE: tl.constexpr):
-    """Until the flags of all peers, ``stride`` bytes apart, have come to ``number``. They wrap around."""
-    tl.inline_asm_elementwise(
-        _AWAIT, "=r,l,r,r,r,r", [flags, stride, number, RANK, SIZE], dtype=tl.int32, is_pure=False, pack=1
-    )
-    tl.debug_barrier()
+else:
+
+    @triton.jit
+    def signal(peers, place, number, RANK: tl.constexpr, SIZE: tl.constexpr):
+        """Thread t tells rank t that all that this program has stored so far is there.
+
+        place: of the flag, in bytes, the same in every rank's block.
+        """
+        tl.debug_barrier()
+        tl.inline_asm_elementwise(
+            _SIGNAL, "=r,l,l,r,r,r", [peers.to(tl.int64), place, number, RANK, SIZE],
+            dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+
+    @triton.jit
+    def wait(flags, stride, number, RANK: tl.constexpr, SIZE: tl.constexpr):
+        """Until the flags of all peers, ``stride`` bytes apart, have come to ``number``. They wrap around."""
+        tl.inline_asm_elementwise(
+            _AWAIT, "=r,l,r,r,r,r", [flags, stride, number, RANK, SIZE], dtype=tl.int32, is_pure=False, pack=1
+        )
+        tl.debug_barrier()
 
 
 @triton.jit
