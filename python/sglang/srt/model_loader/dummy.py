@@ -24,8 +24,12 @@ class DummySource:
     def take(
         self, name: str, shape: Sequence[int], *, wide: bool = False, part: Part | None = None
     ) -> torch.Tensor:
-        """Matrices keep the size of what goes through them; norms are 1, biases small."""
-        whole = self._draw(name, shape, widened(self.dtype) if wide else self.dtype)
+        """Matrices keep the size of what goes through them; norms are 1, biases small.
+
+        Where they are wanted ``wide``, they are numbers of the usual dtype all the same, as in checkpoints.
+        """
+        whole = self._draw(name, shape, self.dtype)
+        whole = whole.to(widened(self.dtype)) if wide else whole
         return whole if part is None else part.of(whole).clone()
 
     def _draw(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
