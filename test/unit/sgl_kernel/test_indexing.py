@@ -16,7 +16,7 @@ from sgl_kernel._dispatch import H200, RTX_PRO_6000, DeviceInfo
 from sgl_kernel.attention import View, plan_decode
 from sgl_kernel.attention.mla.indexing.config import SiftConfig
 from sgl_kernel.attention.mla.indexing.op import choose_launch, choose_places, count_launch, score_launch
-from sgl_kernel.attention.mla.indexing.plan import IndexPlan, IndexWorkspace, plan_index, seen_launch
+from sgl_kernel.attention.mla.indexing.plan import IndexPlan, IndexWorkspace, Sieve, plan_index, seen_launch
 from sgl_kernel.attention.mla.indexing.reference import choose_places_ref
 from sgl_kernel.attention.mla.op import LatentWorkspace, latent_attention
 from sgl_kernel.attention.mla.reference import latent_attention_ref
@@ -49,7 +49,9 @@ class World:
 
     def workspace(self, top_k: int, sift: SiftConfig = SIFT) -> IndexWorkspace:
         device = torch.device("cpu")
-        return IndexWorkspace(self.num_heads, self.dim, top_k, self.page_size, device, 4, SMALL, sift=sift)
+        return IndexWorkspace(
+            self.num_heads, self.dim, top_k, self.page_size, device, 4, SMALL, sieve=Sieve(device, sift)
+        )
 
     def plan(self, view: View, top_k: int, workspace: IndexWorkspace | None = None) -> IndexPlan:
         workspace = workspace or self.workspace(top_k)
@@ -263,7 +265,7 @@ def compiled(
     mask = meta(rows, query_len, query_len, dtype=torch.bool) if tree else None
     view = View(query_len, query_len, causal=not tree, mask=mask)
     of_rows, table = meta(rows, dtype=torch.int64), meta(rows + 1, 65536 // page_size, dtype=torch.int32)
-    plan = workspace.index_plan(workspace.plan(of_rows, of_rows, table, view, 0), 65536)
+    plan = workspace.index_plan(workspace.plan(of_rows, of_rows, table, view, 0), 65536, None)
     tokens = rows * query_len
     q, weights = meta(tokens, num_heads, 128), meta(tokens, num_heads, dtype=torch.float32)
     score = score_launch(q, weights, meta(100_000, 128), plan, 0)

@@ -14,6 +14,7 @@ from sglang.srt.configs.executor_args import ExecutorArgs
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.distributed.tensor_parallel import TensorParallel
 from sglang.srt.layers.attention.base import KernelAttention
+from sglang.srt.layers.attention.mla_sparse_triton import TritonSparseMLA
 from sglang.srt.layers.attention.mla_triton import TritonMLA
 from sglang.srt.layers.attention.triton_backend import TritonAttention
 from sglang.srt.managers.executor_build_models import ExecutorArgsError, LoadedModels, make_pool
@@ -47,6 +48,8 @@ def kernel_attention(
         assert isinstance(pool, MHAKVPool)
         return pool, TritonAttention(pool, page_table, num_heads)
     assert isinstance(pool, MLAKVPool)
+    if mla.index is not None:
+        return pool, TritonSparseMLA(pool, page_table, num_heads, mla.kv_lora_rank, mla.index)
     return pool, TritonMLA(pool, page_table, num_heads, mla.kv_lora_rank)
 
 

@@ -41,6 +41,46 @@ class Sifting:
     near_places: torch.Tensor  # [tokens, near] int32
 
 
+class Sieve:
+    """Where the highest scores are found: one for all launches of a stream, which take turns."""
+
+    def __init__(self, device: torch.device, config: SiftConfig | None = None) -> None:
+        self.config = config or SiftConfig()
+        self._device = device
+        self._buffers: dict[str, torch.Tensor] = {}
+        self._outgrown: list[torch.Tensor] = []  # CUDA graphs may hold their addresses
+
+    def tokens_at_once(self, tokens: int, chunks: int) -> int:
+        """How many tokens of so many chunks each are scored together."""
+        bytes_a_token = 4 * (chunks * (self.config.chunk + BINS) + 2 * self.config.near)
+        return max(1, min(tokens, self.config.max_bytes // bytes_a_token))
+
+    def reserve(self, tokens: int, chunks: int) -> Sifting:
+        """Buffers for so many tokens at once; those of before where they are large enough."""
+        near = tokens * self.config.near
+        return Sifting(
+            scores=self._buffer("scores", tokens * chunks * self.config.chunk, torch.float32),
+            bins=self._buffer("bins", tokens * chunks * BINS),
+            offsets=self._buffer("offsets", tokens * chunks * 2),
+            cuts=self._buffer("cuts", tokens * 4),
+            tops=self._buffer("tops", tokens, start=LOWEST),
+            counted=self._buffer("counted", tokens),
+            sifted=self._buffer("sifted", tokens),
+            near_keys=self._buffer("near keys", near),
+            near_places=self._buffer("near places", near),
+        )
+
+    def _buffer(self, name: str, size: int, dtype: torch.dtype = torch.int32, start: int = 0) -> torch.Tensor:
+        held = self._buffers.get(name)
+        if held is None or held.numel() < size:
+            capturing = self._device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+            assert not capturing, f"reserve_scores() first: {name} needs {size} elements"
+            if held is not None:
+                self._outgrown.append(held)
+            held = self._buffers[name] = torch.full((size,), start, dtype=dtype, device=self._device)
+        return held
+
+
 @dataclass(frozen=True, slots=True)
 class IndexPlan:
     """Valid until the workspace's next plan."""
@@ -75,50 +115,43 @@ class IndexWorkspace(DecodeWorkspace):
         info: DeviceInfo | None = None,
         pdl: bool = False,
         config: DecodeConfig | None = None,
-        sift: SiftConfig | None = None,
+        sieve: Sieve | None = None,
     ) -> None:
-        """config, sift: other constants than the usual ones, to time or to test them."""
+        """sieve: shared with other workspaces of the same stream; config: as in ``DecodeWorkspace``."""
         shape = AttentionShape(num_heads, 1, head_dim, page_size)
         super().__init__(shape, device, kv_itemsize, info, pdl, config)
         self.top_k = top_k
-        self.sift = sift or SiftConfig()
+        self.sieve = sieve or Sieve(device)
 
     def usual_config(self, query_len: int) -> DecodeConfig:
         return index_config(self.info.arch, query_len, self.shape.num_heads)
 
     def reserve_scores(self, max_tokens: int, max_len: int) -> None:
         """Allocate for so many tokens of rows of up to that length, or as many as go through at once."""
-        chunks = -(-max_len // self.sift.chunk)
-        self._reserve_sifting(self._tokens_at_once(max_tokens, chunks), chunks)
+        chunks = -(-max_len // self.sieve.config.chunk)
+        self.sieve.reserve(self.sieve.tokens_at_once(max_tokens, chunks), chunks)
         self._reserve_choice(max_tokens)
 
-    def index_plan(self, rows: DecodePlan, max_len: int) -> IndexPlan:
+    def index_plan(self, rows: DecodePlan, max_len: int, chosen: torch.Tensor | None) -> IndexPlan:
         """An empty plan over the buffers; ``plan_index`` fills it."""
-        queries, num_rows = rows.view.query_len, rows.slots.shape[0]
-        tokens, chunks = num_rows * queries, -(-max_len // self.sift.chunk)
-        at_once = max(1, self._tokens_at_once(tokens, chunks) // queries)
-        self._reserve_sifting(at_once * queries, chunks)
+        queries, num_rows, sieve = rows.view.query_len, rows.slots.shape[0], self.sieve
+        tokens, chunks = num_rows * queries, -(-max_len // sieve.config.chunk)
+        at_once = max(1, sieve.tokens_at_once(tokens, chunks) // queries)
         self._reserve_choice(tokens)
-        held = self._buffers
+        if chosen is None:
+            chosen = self._buffers["chosen"][: (tokens + 1) * self.top_k].view(tokens + 1, self.top_k)
+        assert chosen.shape == (tokens + 1, self.top_k) and chosen.is_contiguous()
         return IndexPlan(
             rows=rows,
             top_k=self.top_k,
-            sift=self.sift,
+            sift=sieve.config,
             num_chunks=chunks,
             rows_at_once=at_once,
-            counts=held["counts"][:tokens],
-            ids=held["ids"][:tokens],
-            chosen=held["chosen"][: (tokens + 1) * self.top_k].view(tokens + 1, self.top_k),
-            sifting=Sifting(
-                held["scores"], held["bins"], held["offsets"], held["cuts"], held["tops"],
-                held["counted"], held["sifted"], held["near keys"], held["near places"],
-            ),
-        )  # fmt: skip
-
-    def _tokens_at_once(self, tokens: int, chunks: int) -> int:
-        """How many tokens of so many chunks each are scored together."""
-        bytes_a_token = 4 * (chunks * (self.sift.chunk + BINS) + 2 * self.sift.near)
-        return max(1, min(tokens, self.sift.max_bytes // bytes_a_token))
+            counts=self._buffers["counts"][:tokens],
+            ids=self._buffers["ids"][:tokens],
+            chosen=chosen,
+            sifting=sieve.reserve(at_once * queries, chunks),
+        )
 
     def _reserve(self, num_rows: int, query_len: int) -> None:
         """As for attention, without what chunks leave to be merged."""
@@ -135,20 +168,6 @@ class IndexWorkspace(DecodeWorkspace):
         self._buffer("ids", tokens, torch.int64)
         self._buffer("chosen", (tokens + 1) * self.top_k, torch.int32)
 
-    def _reserve_sifting(self, tokens: int, chunks: int) -> None:
-        self._buffer("scores", tokens * chunks * self.sift.chunk, torch.float32)
-        self._buffer("bins", tokens * chunks * BINS, torch.int32)
-        self._buffer("offsets", tokens * chunks * 2, torch.int32)
-        self._buffer("cuts", tokens * 4, torch.int32)
-        self._buffer("counted", tokens, torch.int32)
-        self._buffer("sifted", tokens, torch.int32)
-        self._buffer("near keys", tokens * self.sift.near, torch.int32)
-        self._buffer("near places", tokens * self.sift.near, torch.int32)
-        before = self._buffers.get("tops")
-        tops = self._buffer("tops", tokens, torch.int32)
-        if tops is not before:
-            tops.fill_(LOWEST)
-
 
 def plan_index(
     workspace: IndexWorkspace,
@@ -157,15 +176,17 @@ def plan_index(
     page_table: torch.Tensor,
     view: View,
     max_len: int | None = None,
+    chosen: torch.Tensor | None = None,
 ) -> IndexPlan:
     """Plan a step of R rows with Q queries each, as ``plan_decode`` does.
 
     max_len: no row is longer, its queries' own places included; None: as long as the page table has room.
+    chosen: [R * Q + 1, top_k] int32, instead of the workspace's own, to outlast its next plan.
     """
     assert not view.scratch, "no indexer has keys in scratch places"
     rows = plan_decode(workspace, slots, base_lens, page_table, view)
     room = page_table.shape[1] * workspace.shape.page_size
-    plan = workspace.index_plan(rows, room if max_len is None else max_len)
+    plan = workspace.index_plan(rows, room if max_len is None else max_len, chosen)
     if use_kernel(slots):
         seen_launch(plan).run()
     else:
