@@ -1,0 +1,21 @@
+"""The functions that a request offers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    parameters: Mapping[str, Mapping[str, Any]]  # function's name -> JSON schema of its arguments
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self.parameters)
+
+    def schema(self, function: str, argument: str) -> Mapping[str, Any] | None:
+        properties = self.parameters.get(function, {}).get("properties")
+        found = properties.get(argument) if isinstance(properties, Mapping) else None
+        return found if isinstance(found, Mapping) else None
