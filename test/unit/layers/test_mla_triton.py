@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from helpers.attention_reference import random_page_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang.srt.layers.attention.base import Block, DecodeRows, PrefillRows
-from sglang.srt.layers.attention.mla import LatentHeads, LatentProduct
+from sglang.srt.configs.rope_config import RopeConfig
+from sglang.srt.layers.attention.base import Block, CacheRows, DecodeRows, PrefillRows, ScratchRows
+from sglang.srt.layers.attention.heads import Positions
+from sglang.srt.layers.attention.mla import LatentHeads, RawLatents
 from sglang.srt.layers.attention.mla_native import TorchNativeMLA
-from sglang.srt.layers.attention.mla_triton import TritonMLA
+from sglang.srt.layers.attention.mla_triton import HeadSizes, TritonMLA
+from sglang.srt.layers.norm import RMSNorm
+from sglang.srt.layers.rope import Rope
 from sglang.srt.mem_cache.mla_pool import MLAKVPool, MLAShape
 
 NQ, NOPE, ROPE, V, RANK = 3, 5, 4, 7, 6
 NUM_SLOTS, MAX_LEN, LAYERS = 4, 40, 2
+SIZES = HeadSizes(NQ, NOPE, ROPE, V, RANK)
+ROPES = Rope(RopeConfig(), ROPE, 64, torch.float64, "cpu")
 
 
 class Both:
@@ -25,16 +29,18 @@ class Both:
 
     def __init__(self, seed: int, page_size: int, lens: list[int]) -> None:
         self.generator = torch.Generator().manual_seed(seed)
+        self.interleaved = bool(seed % 2)
         max_pages = -(-MAX_LEN // page_size)
         num_pages = NUM_SLOTS * max_pages
         table = random_page_table(NUM_SLOTS, max_pages, num_pages, self.generator)
         shape = MLAShape(LAYERS, RANK + ROPE)
         self.pools = [shape.make_pool(num_pages, page_size, torch.float64, "cpu") for _ in range(2)]
         self.native = TorchNativeMLA(self.pools[0], table)
-        self.kernels = TritonMLA(self.pools[1], table, NQ, RANK)
+        self.kernels = TritonMLA(self.pools[1], table, SIZES)
         for pool in self.pools:
             pool.poison(range(1, num_pages + 1))
         self.heads = LatentHeads(self.draw(NQ, NOPE + V, RANK), NOPE)
+        self.norm = RMSNorm(self.draw(RANK), 1e-6)
         for slot, length in enumerate(lens, start=1):
             places = self.native.places(torch.full((length,), slot), torch.arange(length))
             for layer in range(LAYERS):
@@ -45,14 +51,19 @@ class Both:
     def draw(self, *size: int) -> torch.Tensor:
         return torch.randn(*size, generator=self.generator, dtype=torch.float64)
 
-    def product(self, num: int) -> LatentProduct:
-        return LatentProduct(
-            self.draw(num, NQ, NOPE), self.draw(num, NQ, ROPE), self.draw(num, RANK + ROPE), self.heads, 0.31
-        )
+    def product(self, num: int, writes: bool = True) -> RawLatents:
+        positions = Positions(ROPES, torch.randint(0, 64, (num,), generator=self.generator))
+        down = self.draw(num if writes else 0, 3 + RANK + ROPE)[:, 3:]
+        q = self.draw(num, NQ, NOPE + ROPE)
+        return RawLatents(q, down, self.norm, positions, self.interleaved, self.heads, 0.31)
+
+    def compare(self, native: object, kernels: object, layer: int, product: RawLatents) -> None:
+        wanted = native(layer, product)  # type: ignore[operator]
+        torch.testing.assert_close(kernels(layer, product), wanted)  # type: ignore[operator]
 
     def same_pools(self) -> bool:
-        first, second = (pool.latents[:, pool.page_size :].nan_to_num(9.0) for pool in self.pools)
-        return torch.equal(first, second)
+        first, second = (pool.latents[:, pool.page_size :] for pool in self.pools)
+        return torch.allclose(first, second, equal_nan=True)
 
 
 @settings(max_examples=12, deadline=None)
@@ -74,9 +85,40 @@ def test_decode_and_verify(seed: int, page_size: int, lens: list[int], queries: 
     )  # fmt: skip
     native, kernels = both.native.decode(rows), both.kernels.decode(rows)
     for layer in range(LAYERS):
-        product = both.product(num_rows * queries)
-        torch.testing.assert_close(kernels(layer, product), native(layer, product))
+        product = both.product(num_rows * queries, block is not Block.NONE)
+        both.compare(native, kernels, layer, product)
     assert both.same_pools()
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 1000), st.sampled_from([1, 3]), st.lists(st.integers(1, 30), min_size=1, max_size=2))
+def test_levels_of_a_draft_tree(seed: int, page_size: int, lens: list[int]) -> None:
+    """Their latents stay in scratch places; two levels, of which the second sees some of the first."""
+    both, num_rows, k = Both(seed, page_size, lens), len(lens), 3
+    for level in range(2):
+        mask = torch.rand(num_rows, k, k * (level + 1), generator=both.generator) < 0.5
+        mask[:, :, k * level :] = torch.eye(k, dtype=torch.bool)
+        slots = torch.arange(1, num_rows + 1)
+        rows = ScratchRows(slots, torch.tensor(lens), max(lens), k, k * level, mask)
+        both.compare(both.native.scratch(rows), both.kernels.scratch(rows), 0, both.product(num_rows * k))
+    assert both.same_pools()
+
+
+def test_only_the_cache() -> None:
+    """As many tokens of a row as are counted; nothing of the pad slot."""
+    both = Both(3, 3, [7, 12])
+    root, counts = torch.tensor([7, 12, 1]), torch.tensor([2, 1, 2])
+    product = both.product(6)
+    positions = Positions(ROPES, root, 2)
+    assert positions.of_tokens.tolist() == [7, 8, 12, 13, 1, 2]
+    of_rows = RawLatents(
+        product.q[:0], product.down, both.norm, positions, both.interleaved, both.heads, product.scale
+    )
+    before = both.pools[1].latents[:, :3].clone()
+    both.kernels.write(1, of_rows, CacheRows(torch.tensor([1, 2, 0]), root, 2, counts))
+    places = both.native.places(torch.tensor([1, 1, 2]), torch.tensor([7, 8, 12]))
+    both.pools[0].write(1, places, of_rows.entries()[:3])
+    assert both.same_pools() and torch.equal(both.pools[1].latents[:, :3], before)
 
 
 def test_mixed_steps_and_padding() -> None:
@@ -84,8 +126,9 @@ def test_mixed_steps_and_padding() -> None:
     decode = DecodeRows(torch.tensor([1, 2]), torch.tensor([7, 12]), 13, 1)
     prefill = PrefillRows((3, 4), (0, 0), (5, 2))
     native, kernels = both.native.mixed(decode, prefill), both.kernels.mixed(decode, prefill)
-    product = both.product(9)
-    torch.testing.assert_close(kernels(1, product), native(1, product))
+    both.compare(native, kernels, 1, both.product(9))
+    prefill = PrefillRows((1, 3), (8, 5), (4, 9))
+    both.compare(both.native.prefill(prefill), both.kernels.prefill(prefill), 1, both.product(13))
     assert both.same_pools()
     # A row of slot 0 gives zeros, and nothing is written for it.
     before = both.pools[1].latents.clone()
@@ -98,9 +141,8 @@ def test_a_broken_draft_breaks_those_who_see_it() -> None:
     both = Both(1, 1, [9])
     rows = DecodeRows(torch.tensor([1]), torch.tensor([9]), 9, 3)
     product = both.product(3)
-    latent = product.latent.clone()
-    latent[1, 2] = torch.nan
-    out = both.kernels.decode(rows)(0, replace(product, latent=latent))
+    product.down[1, 2] = torch.nan
+    out = both.kernels.decode(rows)(0, product)
     assert out.isnan().flatten(1).any(1).tolist() == [False, True, True]
 
 
@@ -108,4 +150,4 @@ def test_sparse_attention_is_refused() -> None:
     shape = MLAShape(2, RANK + ROPE, (0,), 4)
     pool = MLAKVPool(shape, 4, 1, torch.float64, "cpu")
     with pytest.raises(AssertionError, match="indexer"):
-        TritonMLA(pool, torch.zeros(2, 4, dtype=torch.int32), NQ, RANK)
+        TritonMLA(pool, torch.zeros(2, 4, dtype=torch.int32), SIZES)

@@ -1,4 +1,4 @@
-"""What stands before and behind latent attention: kernels against their reference, compiled at real shapes."""
+"""What stands before and behind latent attention: kernels against references, at real shapes compiled."""
 
 from __future__ import annotations
 

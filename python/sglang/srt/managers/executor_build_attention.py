@@ -15,7 +15,7 @@ from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.distributed.tensor_parallel import TensorParallel
 from sglang.srt.layers.attention.base import KernelAttention
 from sglang.srt.layers.attention.mla_sparse_triton import TritonSparseMLA
-from sglang.srt.layers.attention.mla_triton import TritonMLA
+from sglang.srt.layers.attention.mla_triton import HeadSizes, TritonMLA
 from sglang.srt.layers.attention.triton_backend import TritonAttention
 from sglang.srt.managers.executor_build_models import ExecutorArgsError, LoadedModels, make_pool
 from sglang.srt.mem_cache.kv_pool import MHAKVPool
@@ -50,7 +50,8 @@ def kernel_attention(
     assert isinstance(pool, MLAKVPool)
     if mla.index is not None:
         return pool, TritonSparseMLA(pool, page_table, num_heads, mla.kv_lora_rank, mla.index)
-    return pool, TritonMLA(pool, page_table, num_heads, mla.kv_lora_rank)
+    sizes = HeadSizes(num_heads, mla.nope_dim, mla.rope_dim, mla.v_dim, mla.kv_lora_rank)
+    return pool, TritonMLA(pool, page_table, sizes)
 
 
 def check_backend(args: ExecutorArgs) -> None:

@@ -14,7 +14,7 @@ v of a value; h heads of an indexer of d dimensions.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -122,6 +122,11 @@ class RawLatents:
     def latent_dim(self) -> int:
         """R"""
         return self.heads.latent_dim
+
+    def take(self, tokens: slice, positions: Positions) -> RawLatents:
+        """Some of the tokens, whose positions these are; without an indexer."""
+        assert self.index is None
+        return replace(self, q=self.q[tokens], down=self.down[tokens], positions=positions)
 
     def made(self) -> LatentProduct:
         q_nope, q_rope = self.q.split((self.heads.key_dim, self.q.shape[2] - self.heads.key_dim), dim=-1)

@@ -25,7 +25,7 @@ def row_places(pages, n, end, base, row, scratch_cap, PAGE: tl.constexpr, SCRATC
 
 
 @triton.jit
-def _offset(place, scratch_offset, STRIDE: tl.constexpr, SCRATCH: tl.constexpr):
+def place_offset(place, scratch_offset, STRIDE: tl.constexpr, SCRATCH: tl.constexpr):
     """Elements from the start of the layer's pool, [BN] int64."""
     offset = place.to(tl.int64) * STRIDE
     if SCRATCH:
@@ -69,7 +69,7 @@ def _attend_chunk(
     # front of the loads of K and V they would take pipeline stages of their own.
     for n0 in tl.range(begin, end, BN, num_stages=STAGES):
         n = n0 + nn
-        at = _offset(place, scratch_offset, STRIDE, SCRATCH)[:, None] + d[None, :]
+        at = place_offset(place, scratch_offset, STRIDE, SCRATCH)[:, None] + d[None, :]
         place = row_places(pages, n + BN, end, base, row, scratch_cap, PAGE, SCRATCH)
         there = (n < end)[:, None] & (d < D)[None, :]
         keys = tl.load(heads_kv + at, mask=there, other=0.0).to(CT)

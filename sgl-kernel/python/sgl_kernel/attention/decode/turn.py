@@ -21,7 +21,9 @@ MAX_HEAD_DIM = 128
 class Turn:
     """A layer's product of T tokens before norms and rope, and what turns it."""
 
-    qkv: torch.Tensor  # [T, (nq + 2 * nkv) * d], T as the view says; [T, nq * d] with a view that writes nothing
+    qkv: (
+        torch.Tensor
+    )  # [T, (nq + 2 * nkv) * d], T as the view says; [T, nq * d] with a view that writes nothing
     tables: RopeTables
     positions: torch.Tensor  # [T] int64 rope positions; in a tree not those where K and V are stored
     norms: HeadNorms | None = None

@@ -51,25 +51,28 @@ def latent_attention(
     scale: float,
     kv_scale: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
+    scratch: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attend one layer.
 
     q: [R * Q, nq, R + r], heads contiguous; latents: [places, R + r], contiguous, in q's type or
-    float8_e4m3fn; plan: of a ``LatentWorkspace``, without scratch places; scale: of the scores;
+    float8_e4m3fn; plan: of a ``LatentWorkspace``; scale: of the scores;
     kv_scale: [2] float32, what stored latents and turned keys are multiplied by. out: [R * Q, nq, R],
-    contiguous; made if not given. Returns it: sums of latents, zeros for rows of slot 0.
+    contiguous; made if not given; scratch: [rows, cap, R + r], contiguous, in the cache's type, with a view
+    of scratch places. Returns out: sums of latents, zeros for rows of slot 0.
 
     A place that a query must not see may have anything in its turned key; latents there must be finite
     where they are other queries' of the same row (``write_latents`` sees to it).
     """
     num_tokens, num_heads = plan.slots.shape[0] * plan.view.query_len, plan.shape.num_heads
-    assert q.shape == (num_tokens, num_heads, latents.shape[1]) and not plan.view.scratch
+    assert q.shape == (num_tokens, num_heads, latents.shape[1])
+    assert plan.view.scratch == (scratch is not None) and plan.view.query_start is None
     if out is None:
         out = q.new_empty(num_tokens, num_heads, plan.shape.head_dim)
     if use_kernel(out):
-        latent_launch(q, latents, out, plan, scale, kv_scale).run()
+        latent_launch(q, latents, out, plan, scale, kv_scale, scratch).run()
     else:
-        out.copy_(latent_attention_ref(q, latents, plan, scale, kv_scale))
+        out.copy_(latent_attention_ref(q, latents, plan, scale, kv_scale, scratch))
     return out
 
 
@@ -80,13 +83,18 @@ def latent_launch(
     plan: DecodePlan,
     scale: float,
     kv_scale: torch.Tensor | None,
+    scratch: torch.Tensor | None = None,
 ) -> Launch:
     from sgl_kernel.attention.mla.attending.kernels import latent_kernel
 
     shape, view, config = plan.shape, plan.view, plan.config
     assert q.stride()[1:] == (latents.shape[1], 1) and latents.is_contiguous() and out.is_contiguous()
     assert kv_scale is None or kv_scale.shape == (2,)
-    rope_dim = latents.shape[1] - shape.head_dim
+    rope_dim, scratch_offset = latents.shape[1] - shape.head_dim, 0
+    if scratch is not None:
+        assert scratch.is_contiguous() and scratch.dtype == latents.dtype
+        # One address space: a place is reached from the pool's start wherever it lies.
+        scratch_offset = (scratch.data_ptr() - latents.data_ptr()) // latents.element_size()
     return Launch(
         latent_kernel,
         (plan.num_tiles, plan.num_items),  # tiles of an item side by side: they read the same latents
@@ -94,6 +102,7 @@ def latent_launch(
             q, out, latents, plan.items, plan.base_lens, plan.bits, plan.page_table,
             plan.sums if kv_scale is None else kv_scale, plan.partial, plan.sums, plan.counters,
             scale * math.log2(math.e), q.stride(0), plan.page_table.stride(0), plan.num_partials,
+            scratch_offset, plan.scratch_cap,
         ),
         {
             "Q": view.query_len,
@@ -104,6 +113,7 @@ def latent_launch(
             "EXTRA": view.extra,
             "CAUSAL": view.causal and view.query_len > 1,
             "WORDS": view.words,
+            "SCRATCH": view.scratch,
             "SCALED": kv_scale is not None,
             "BM": config.block_m,
             "BN": config.block_n,

@@ -16,6 +16,7 @@ def latent_attention_ref(
     plan: DecodePlan,
     scale: float,
     kv_scale: torch.Tensor | None,
+    scratch: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """As ``latent_attention``, a row at a time, in float64 for float64 inputs and float32 otherwise."""
     view, shape = plan.view, plan.shape
@@ -24,8 +25,10 @@ def latent_attention_ref(
     for row, (slot, base) in enumerate(zip(plan.slots.tolist(), plan.base_lens.tolist(), strict=True)):
         if slot == 0:
             continue
-        positions = torch.arange(base + view.extra, device=q.device)
+        positions = torch.arange(base + (0 if view.scratch else view.extra), device=q.device)
         own = latents[pool_places(plan, torch.full_like(positions, slot), positions)]  # [len, R + r]
+        if scratch is not None:
+            own = torch.cat((own, scratch[row, : view.extra]))
         seen = torch.ones(view.query_len, own.shape[0], dtype=torch.bool, device=q.device)
         if view.causal:
             seen[:, base:] = torch.ones_like(seen[:, base:]).tril()

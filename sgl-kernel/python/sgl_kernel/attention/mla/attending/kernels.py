@@ -7,7 +7,7 @@ So a block of the cache is loaded once and multiplied twice.
 import triton
 import triton.language as tl
 
-from sgl_kernel.attention.decode.kernels import row_places, seen_by
+from sgl_kernel.attention.decode.kernels import place_offset, row_places, seen_by
 from sgl_kernel.attention.decode.merging.kernels import merge_levels
 from sgl_kernel.attention.decode.planning.kernels import ITEM_FIELDS
 from sgl_kernel.common.kernels import begin_dependent
@@ -15,9 +15,10 @@ from sgl_kernel.common.kernels import begin_dependent
 
 @triton.jit
 def _attend_chunk(
-    queries, ropes, latents, pages, place, begin, end, base, query, low, high, scale, rope_scale, d, r,
+    queries, ropes, latents, pages, place, begin, end, base, row, query, low, high, scale, rope_scale,
+    scratch_offset, scratch_cap, d, r,
     R: tl.constexpr, ROPE: tl.constexpr, PAGE: tl.constexpr, CAUSAL: tl.constexpr, WORDS: tl.constexpr,
-    BN: tl.constexpr, STAGES: tl.constexpr, CT: tl.constexpr,
+    SCRATCH: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, CT: tl.constexpr,
 ):  # fmt: skip
     """Attend places begin … end - 1. queries: [BM, BD]; ropes: [BM, BR]; place: [BN], of the first block."""
     BM: tl.constexpr = queries.shape[0]
@@ -27,8 +28,8 @@ def _attend_chunk(
     acc = tl.zeros([BM, d.shape[0]], tl.float32)
     for n0 in tl.range(begin, end, BN, num_stages=STAGES):
         n = n0 + nn
-        rows = latents + (place.to(tl.int64) * (R + ROPE))[:, None]
-        place = row_places(pages, n + BN, end, base, 0, 0, PAGE, False)
+        rows = latents + place_offset(place, scratch_offset, R + ROPE, SCRATCH)[:, None]
+        place = row_places(pages, n + BN, end, base, row, scratch_cap, PAGE, SCRATCH)
         there = (n < end)[:, None]
         keys = tl.load(rows + d[None, :], mask=there & (d < R)[None, :], other=0.0).to(CT)
         turned = tl.load(rows + R + r[None, :], mask=there & (r < ROPE)[None, :], other=0.0).to(CT)
@@ -47,11 +48,11 @@ def _attend_chunk(
 @triton.jit
 def latent_kernel(
     q, out, latents, items, base_lens, bits, page_table, kv_scale, partial, sums, counters,
-    scale, q_stride, table_stride, num_partials,
+    scale, q_stride, table_stride, num_partials, scratch_offset: tl.int64, scratch_cap,
     Q: tl.constexpr, HEADS: tl.constexpr, R: tl.constexpr, ROPE: tl.constexpr, PAGE: tl.constexpr,
-    EXTRA: tl.constexpr, CAUSAL: tl.constexpr, WORDS: tl.constexpr, SCALED: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr, STAGES: tl.constexpr, FAN_IN: tl.constexpr,
-    AT_ONCE: tl.constexpr, CT: tl.constexpr, PDL: tl.constexpr,
+    EXTRA: tl.constexpr, CAUSAL: tl.constexpr, WORDS: tl.constexpr, SCRATCH: tl.constexpr,
+    SCALED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr,
+    STAGES: tl.constexpr, FAN_IN: tl.constexpr, AT_ONCE: tl.constexpr, CT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (b, i) attends tile rows b * BM … of item i. The last one of a row merges."""
     begin_dependent(PDL)
@@ -65,7 +66,7 @@ def latent_kernel(
     base = tl.load(base_lens + row).to(tl.int32)
     end = tl.minimum(planned_end, base + EXTRA)  # a plan may have been made for longer rows
     pages = page_table + slot.to(tl.int64) * table_stride
-    place = row_places(pages, begin + tl.arange(0, BN), planned_end, base, 0, 0, PAGE, False)
+    place = row_places(pages, begin + tl.arange(0, BN), planned_end, base, row, scratch_cap, PAGE, SCRATCH)
 
     M: tl.constexpr = Q * HEADS
     m = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -91,8 +92,8 @@ def latent_kernel(
         scale *= value_scale
 
     acc, top, norm = _attend_chunk(
-        queries, ropes, latents, pages, place, begin, end, base, query, low, high, scale, rope_scale, d, r,
-        R, ROPE, PAGE, CAUSAL, WORDS, BN, STAGES, CT,
+        queries, ropes, latents, pages, place, begin, end, base, row, query, low, high, scale, rope_scale,
+        scratch_offset, scratch_cap, d, r, R, ROPE, PAGE, CAUSAL, WORDS, SCRATCH, BN, STAGES, CT,
     )  # fmt: skip
     acc, norm, complete = merge_levels(
         partial, sums, counters + tl.program_id(0) * num_partials, fields, acc, top, norm, m, d, M, R,

@@ -113,12 +113,12 @@ def _prepare(
     index, num_tokens, q, q_out, down, weight, latents, kv_scale, cos, sin, slots, root, counts, page_table,
     places, q_stride, out_stride, down_stride, table_stride, pad_slot, eps,
     QUERIES: tl.constexpr, NQ: tl.constexpr, Q_BLOCKS: tl.constexpr, HEADS: tl.constexpr,
-    Q_DIM: tl.constexpr, OUT_DIM: tl.constexpr, R: tl.constexpr, ROPE: tl.constexpr, BLOCK: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr,
-    PAGE_SIZE: tl.constexpr, PLACES: tl.constexpr, HAS_COUNTS: tl.constexpr, SCALED: tl.constexpr,
-    FP8: tl.constexpr,
+    Q_DIM: tl.constexpr, OUT_DIM: tl.constexpr, R: tl.constexpr, ROPE: tl.constexpr, BLOCK: tl.constexpr,
+    HALF: tl.constexpr, INTERLEAVED: tl.constexpr, PAGE_SIZE: tl.constexpr, PLACES: tl.constexpr,
+    HAS_COUNTS: tl.constexpr, SCALED: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
     """index: of a token's part; a token's heads come in blocks, and its latent after all tokens' heads."""
-    if Q_BLOCKS > 0:
+    if Q_BLOCKS > 0:  # noqa: SIM102 - known when it is compiled
         if index < num_tokens * Q_BLOCKS:
             token = (index // Q_BLOCKS).to(tl.int64)
             position = tl.load(root + token // QUERIES).to(tl.int64) + token % QUERIES
@@ -153,17 +153,17 @@ def prepare_kernel(
     places,  # [T] if PLACES
     num_tokens, q_stride, out_stride, down_stride, table_stride, pad_slot, eps,
     QUERIES: tl.constexpr, NQ: tl.constexpr, Q_BLOCKS: tl.constexpr, HEADS: tl.constexpr,
-    Q_DIM: tl.constexpr, OUT_DIM: tl.constexpr, R: tl.constexpr, ROPE: tl.constexpr, BLOCK: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr,
-    PAGE_SIZE: tl.constexpr, PLACES: tl.constexpr, HAS_COUNTS: tl.constexpr, SCALED: tl.constexpr,
-    FP8: tl.constexpr, PDL: tl.constexpr,
+    Q_DIM: tl.constexpr, OUT_DIM: tl.constexpr, R: tl.constexpr, ROPE: tl.constexpr, BLOCK: tl.constexpr,
+    HALF: tl.constexpr, INTERLEAVED: tl.constexpr, PAGE_SIZE: tl.constexpr, PLACES: tl.constexpr,
+    HAS_COUNTS: tl.constexpr, SCALED: tl.constexpr, FP8: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program a block of a token's heads, and one a token's latent where it is written."""
     begin_dependent(PDL)
     _prepare(
         tl.program_id(0), num_tokens, q, q_out, down, weight, latents, kv_scale, cos, sin, slots, root,
         counts, page_table, places, q_stride, out_stride, down_stride, table_stride, pad_slot, eps, QUERIES,
-        NQ, Q_BLOCKS, HEADS, Q_DIM, OUT_DIM, R, ROPE, BLOCK, HALF, INTERLEAVED, PAGE_SIZE, PLACES, HAS_COUNTS, SCALED,
-        FP8,
+        NQ, Q_BLOCKS, HEADS, Q_DIM, OUT_DIM, R, ROPE, BLOCK, HALF, INTERLEAVED, PAGE_SIZE, PLACES, HAS_COUNTS,
+        SCALED, FP8,
     )  # fmt: skip
 
 
@@ -224,9 +224,9 @@ def absorb_kernel(
     num_tokens, q_stride, w_head, out_stride, down_stride, table_stride, pad_slot, eps,
     K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, CT: tl.constexpr,
     QUERIES: tl.constexpr, NQ: tl.constexpr, Q_BLOCKS: tl.constexpr, HEADS: tl.constexpr,
-    Q_DIM: tl.constexpr, OUT_DIM: tl.constexpr, R: tl.constexpr, ROPE: tl.constexpr, BLOCK: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr,
-    PAGE_SIZE: tl.constexpr, PLACES: tl.constexpr, HAS_COUNTS: tl.constexpr, SCALED: tl.constexpr,
-    FP8: tl.constexpr, PDL: tl.constexpr,
+    Q_DIM: tl.constexpr, OUT_DIM: tl.constexpr, R: tl.constexpr, ROPE: tl.constexpr, BLOCK: tl.constexpr,
+    HALF: tl.constexpr, INTERLEAVED: tl.constexpr, PAGE_SIZE: tl.constexpr, PLACES: tl.constexpr,
+    HAS_COUNTS: tl.constexpr, SCALED: tl.constexpr, FP8: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """``prepare_kernel``, and ahead of its programs those that take the queries to the latents.
 
@@ -244,6 +244,6 @@ def absorb_kernel(
         _prepare(
             index - PRODUCTS, num_tokens, q, out, down, weight, latents, kv_scale, cos, sin, slots, root,
             counts, page_table, places, q_stride, out_stride, down_stride, table_stride, pad_slot, eps,
-            QUERIES, NQ, Q_BLOCKS, HEADS, Q_DIM, OUT_DIM, R, ROPE, BLOCK, HALF, INTERLEAVED, PAGE_SIZE, PLACES,
-            HAS_COUNTS, SCALED, FP8,
+            QUERIES, NQ, Q_BLOCKS, HEADS, Q_DIM, OUT_DIM, R, ROPE, BLOCK, HALF, INTERLEAVED, PAGE_SIZE,
+            PLACES, HAS_COUNTS, SCALED, FP8,
         )  # fmt: skip

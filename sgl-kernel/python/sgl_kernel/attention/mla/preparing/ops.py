@@ -14,7 +14,7 @@ from sgl_kernel.linear.ops import InputNorm
 from sgl_kernel.rope.ops import RopeTables, TokenRows
 
 MAX_PRODUCT_TOKENS = 32
-"""Up to so many tokens the products of heads are bound by reading the weights, and a kernel of ours does them."""
+"""Up to so many tokens the products of heads are bound by reading the weights: kernels of ours do them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def absorb_queries(
     q: torch.Tensor,
     weight: torch.Tensor,
     out: torch.Tensor,
-    new: NewLatents,
+    new: NewLatents | None,
     tables: RopeTables,
     rows: TokenRows,
     *,
@@ -228,7 +228,7 @@ def absorb_launch(
     q: torch.Tensor,
     weight: torch.Tensor,
     out: torch.Tensor,
-    new: NewLatents,
+    new: NewLatents | None,
     tables: RopeTables,
     rows: TokenRows,
     *,
@@ -240,14 +240,14 @@ def absorb_launch(
     tensors, numbers, constants, programs = _arguments(q, out, new, tables, rows, interleaved)
     num_tokens, key_dim, rank = q.shape[0], q.shape[2] - tables.cos.shape[1], weight.shape[2]
     assert weight.stride()[1:] == (rank, 1) and out.shape[2] == rank + tables.cos.shape[1]
-    assert rank == new.down.shape[1] - tables.cos.shape[1]
+    assert new is None or new.down.shape[1] == out.shape[2]
     shape = _product_shape(num_tokens, key_dim, rank)
     pdl = pdl and device_info(q.device).has_pdl
     return Launch(
         absorb_kernel,
         (q.shape[1] * -(-rank // shape["BN"]) + programs,),
         (q, weight, out, *tensors, num_tokens, q.stride(0), weight.stride(0), out.stride(0), *numbers),
-        {"K": key_dim, **shape, "CT": compute_type(q.dtype), **constants, "PDL": pdl},
+        {**constants, "K": key_dim, "R": rank, **shape, "CT": compute_type(q.dtype), "PDL": pdl},
         num_warps=4,
         pdl=pdl,
     )
