@@ -65,7 +65,7 @@ def attend(
     return decode_attention(None, kv, plan, turn=turn)
 
 
-def compare_attention(shape: AttentionShape, bases: list[int], norms: bool) -> None:
+def compare_attention(shape: AttentionShape, bases: list[int], norms: bool) -> DecodePlan:
     """Each row's queries give what they give where all rows have 4, of which the first ones are these.
 
     Places that no query is stored at stay NaN, so that whoever reads them is found out.
@@ -85,12 +85,16 @@ def compare_attention(shape: AttentionShape, bases: list[int], norms: bool) -> N
     assert kv[unasked].isnan().all()
     expected_kv[unasked] = torch.nan
     torch.testing.assert_close(kv, expected_kv, rtol=3e-5, atol=1e-5, equal_nan=True)
+    return ragged
 
 
 def body_attention() -> None:
-    """Rows of one chunk, with norms; padding; new places that two chunks share."""
+    """Rows of one chunk, with norms; padding; new places that two chunks share, or that leave one empty."""
     compare_attention(AttentionShape(4, 2, 32, 16), [33, 90, 0, 7, 1], True)
-    compare_attention(AttentionShape(3, 1, 32, 1), [1022, 60, 1023, 0, 300], False)
+    ragged = compare_attention(AttentionShape(3, 1, 32, 1), [33, 7, 1021, 0, 1022], False)
+    inside = ragged.items[ragged.items[:, 0] >= 0]
+    begun = inside[:, 2] - ragged.base_lens[inside[:, 0].long()]
+    assert {2, 3} <= set(begun.tolist()), "no chunk begins amid the new places"
 
 
 def body_levels() -> None:
