@@ -17,7 +17,7 @@ import torch
 from helpers.fake_flashinfer import fake_flashinfer
 from helpers.plan_driver import DrivenRequest, PlanDriver
 from helpers.replaying_capture import ReplayingCapture
-from helpers.tiny_executor import draft_folder, target_folder, tiny_executor
+from helpers.tiny_executor import draft_folder, drafter_folder, target_folder, tiny_executor
 
 from sgl_kernel.linear.variants import ROW_CLASSES, ChoiceTable
 from sglang.srt.configs.executor_args import ExecutorArgs
@@ -26,6 +26,7 @@ from sglang.srt.managers import executor_build_cuda as build
 from sglang.srt.managers.executor_build_attention import check_backend
 from sglang.srt.managers.executor_build_models import ExecutorArgsError, load_models
 from sglang.srt.mem_cache.kv_pool import MHAKVPool
+from sglang.srt.mem_cache.mla_pool import MLAKVPool
 from sglang.srt.model_executor.config import max_positions
 from sglang.srt.model_executor.dry_run import small_prefills
 from sglang.srt.model_executor.graph_sizes import GraphSizes
@@ -125,6 +126,27 @@ def test_what_is_built_puts_out_what_a_cpu_does(
         texts.append([request.output[:14] for request in requests])
     assert texts[0] == texts[1]
     assert executor.worker._decode_steps is not None and executor.worker._decode_steps._graphs is not None
+
+
+@pytest.mark.parametrize("shape", [(3, 1, 4), (2, 3, 6)])
+def test_latent_models_and_their_drafters_are_built_too(shape: tuple[int, int, int]) -> None:
+    family, drafter = "kimi-k2.5", "eagle3-mla"
+    folders = {
+        "model_path": str(target_folder(family)),
+        "draft_model_path": str(drafter_folder(drafter, family)),
+    }
+    executor, graphs = built(arguments(shape, **folders))
+    assert [g.draft_len for g in graphs] == [0, shape[0]]
+    assert [type(pool) for pool in executor.worker.pools] == [MLAKVPool] * 2
+    oracle = tiny_executor(shape, family, drafter=drafter, dtype="float32", page_size=4, context_length=200)
+    texts = []
+    for one in (executor, oracle):
+        driver = PlanDriver(one)
+        requests = [driver.add([5, 6, 7, 8 + i]) for i in range(5)]
+        driver.generate(requests[:3], 9, shape[0])
+        driver.generate(requests, 14, 0)
+        texts.append([request.output[:14] for request in requests])
+    assert texts[0] == texts[1]
 
 
 def test_prompts_leave_the_draft_cache_that_a_cpu_leaves() -> None:

@@ -127,7 +127,8 @@ def test_the_largest_prefill(
     lengths = [len(chunk.token_ids) for chunk in plan.prefill]
     assert sum(lengths) == min(num_tokens, num_slots * context_len)
     assert len(lengths) == num_rows and max(lengths) == longest and min(lengths) >= longest - 1
-    assert all(chunk.slot == PAD_SLOT and chunk.start == 0 and chunk.is_last for chunk in plan.prefill)
+    assert all(chunk.slot == PAD_SLOT and chunk.is_last for chunk in plan.prefill)
+    assert [chunk.start for chunk in plan.prefill] == [context_len - lengths[0]] + [0] * (num_rows - 1)
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,18 @@ from sglang.srt.model_executor.step_plan import PAD_SLOT, PrefillChunk, StepKind
 
 
 def largest_prefill(num_tokens: int, num_slots: int, context_len: int) -> StepPlan:
-    """Of ``num_tokens`` tokens in as many rows as there are slots, each of which chooses a token."""
+    """Of ``num_tokens`` tokens in as many rows as there are slots, each of which chooses a token; the first has
+    the longest prefix there may be."""
     num_tokens = min(num_tokens, num_slots * context_len)
     num_rows = min(num_slots, num_tokens)
     lengths = [num_tokens // num_rows + (row < num_tokens % num_rows) for row in range(num_rows)]
-    chunks = tuple(PrefillChunk(PAD_SLOT, 0, (0,) * length, None) for length in lengths)
-    return StepPlan(0, StepKind.PREFILL, prefill=chunks)
+    starts = [context_len - lengths[0]] + [0] * (num_rows - 1)
+    chunks = (PrefillChunk(PAD_SLOT, *row, None) for row in zip(starts, map(_ids, lengths), strict=True))
+    return StepPlan(0, StepKind.PREFILL, prefill=tuple(chunks))
+
+
+def _ids(length: int) -> tuple[int, ...]:
+    return (0,) * length
 
 
 def small_prefills(row_classes: Sequence[int], num_slots: int, context_len: int) -> list[StepPlan]:
@@ -36,7 +42,7 @@ def small_prefills(row_classes: Sequence[int], num_slots: int, context_len: int)
 
 def _step(num_decode: int, num_tokens: int) -> StepPlan:
     """A chunk beside so many decode rows."""
-    chunk = PrefillChunk(PAD_SLOT, 0, (0,) * num_tokens, None)
+    chunk = PrefillChunk(PAD_SLOT, 0, _ids(num_tokens), None)
     if num_decode == 0:
         return StepPlan(0, StepKind.PREFILL, prefill=(chunk,))
     return StepPlan(0, StepKind.MIXED, (PAD_SLOT,) * num_decode, (1,) * num_decode, prefill=(chunk,))

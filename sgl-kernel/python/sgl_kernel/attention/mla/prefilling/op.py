@@ -176,10 +176,10 @@ def latent_prefill(
         out = q.new_empty(*q.shape[:2], shape.value_dim)
     if not use_kernel(q):
         return out.copy_(latent_prefill_ref(q, latents, weight, plan, scale, kv_scale))
-    held = stats = out  # nothing is held where there is one segment
-    if len(plan.segments) > 1:
-        held = torch.empty(out.shape, dtype=torch.float32, device=out.device)
-        stats = torch.empty(*out.shape[:2], 2, dtype=torch.float32, device=out.device)
+    # Nothing is held where there is one segment; the kernel is the same.
+    num_held = len(out) if len(plan.segments) > 1 else 0
+    held = torch.empty(num_held, *out.shape[1:], dtype=torch.float32, device=out.device)
+    stats = torch.empty(num_held, shape.num_heads, 2, dtype=torch.float32, device=out.device)
     for segment in plan.segments:
         seen = _gathered(latents, plan.key_places[segment.begin : segment.end], shape, q.dtype, kv_scale)
         kv = F.linear(seen[:, : shape.latent_dim], weight.flatten(0, 1))  # [S, nq * (n + v)]

@@ -136,7 +136,7 @@ def _prepare(
         )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def prepare_kernel(
     q,  # [T, NQ, Q_DIM]; its last ROPE numbers are turned
     q_out,  # [T, NQ, OUT_DIM], gets them as its last ones; may be q
@@ -202,7 +202,7 @@ def _multiply(
     tl.store(target, acc.to(out.dtype.element_ty), mask=rows & (n < N)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def head_product_kernel(
     x,  # [T, heads, K], numbers of a head adjacent
     w,  # [heads, K, N] or the transpose of it
@@ -218,7 +218,7 @@ def head_product_kernel(
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def absorb_kernel(
     q, w, out, down, weight, latents, kv_scale, cos, sin, slots, root, counts, page_table, places,
     num_tokens, q_stride, w_head, out_stride, down_stride, table_stride, pad_slot, eps,

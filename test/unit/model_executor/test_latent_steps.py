@@ -1,0 +1,67 @@
+"""``DecodeStep`` over latent attention and over experts, with drafters of every kind of layer, on a CPU.
+
+Wired as for CUDA, over the references of sgl_kernel; ``StepRunner`` over plain PyTorch is the oracle.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from helpers.kernel_executor import kernel_executor
+from helpers.plan_driver import DrivenRequest, PlanDriver
+from helpers.tiny_executor import KINDS, draft_folder, drafter_folder, target_folder, tiny_executor
+
+from sglang.srt.model_executor.step_plan import SlotSampling
+
+SAMPLINGS = (
+    SlotSampling(temperature=0.0),
+    SlotSampling(temperature=1.0, seed=11),
+    SlotSampling(temperature=0.7, top_k=20, top_p=0.9, seed=5, draft_cap=1),
+)
+
+
+def drive(driver: PlanDriver, modes: list[int], num_tokens: int) -> list[DrivenRequest]:
+    """Prompts in chunks, and a mode at random for every step."""
+    rng = random.Random(len(modes))
+    requests = [
+        driver.add([rng.randrange(3, 250) for _ in range(5 + 17 * index)], sampling, chunk=16)
+        for index, sampling in enumerate(SAMPLINGS)
+    ]
+    driver.generate(requests, num_tokens, lambda: rng.choice(modes))
+    return requests
+
+
+@pytest.mark.parametrize(
+    "family,drafter,shape",
+    [
+        ("deepseek-v2", None, None),
+        ("kimi-k2.5", "eagle3-mla", (3, 1, 4)),
+        ("kimi-k2.5", "eagle3-mla", (3, 3, 8)),
+        ("kimi-k2.5", "eagle3", (2, 4, 16)),
+        ("glm-4.7-flash", "nextn", (2, 1, 3)),
+        ("deepseek-v3", "nextn", (2, 3, 6)),
+        ("qwen3-moe", "speculators-qwen3", (3, 1, 4)),
+    ],
+)
+def test_same_tokens_as_the_runner_in_any_mode(
+    family: str, drafter: str | None, shape: tuple[int, int, int] | None
+) -> None:
+    folder = None
+    if drafter == "eagle3":
+        folder = draft_folder(family)
+    elif drafter is not None and drafter != "nextn":
+        folder = drafter_folder(drafter, family)
+    most = 0 if shape is None else shape[0]
+    page_size = 1 if most == 3 else 4
+    kind = None if drafter is None else KINDS.get(drafter)
+    kernels = kernel_executor(target_folder(family), folder, shape, page_size, draft_kind=kind)
+    oracle = tiny_executor(shape, family, drafter=drafter or "eagle3", dtype="float32", page_size=page_size)
+    got, expected = (drive(PlanDriver(one), [0, most, max(most - 1, 0)], 18) for one in (kernels, oracle))
+    for request, other in zip(got, expected, strict=True):
+        assert request.output == other.output
+        assert request.counts == other.counts
+    if shape is not None:
+        assert any(count > 1 for request in got for count in request.counts)
+    for executor in (kernels, oracle):
+        executor.shutdown()
