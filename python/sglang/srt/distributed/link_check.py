@@ -5,6 +5,7 @@ Run by ``link_report.check_links``. One process holds all GPUs here, so no memor
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -69,28 +70,44 @@ def _timed_copy(sent: torch.Tensor, arrived: torch.Tensor) -> float:
 
 
 def sum_all(devices: Sequence[torch.device]) -> str:
-    """Sums of both kinds over all GPUs, a few in turn; empty, or what came out wrong."""
+    """Sums of both kinds over all GPUs, a few in turn; empty, or what came out wrong.
+
+    The kernels are those that the server will use, so they are compiled when it starts.
+    """
     from sgl_kernel.communication.layout import MAX_RANKS, PushLayout
     from sgl_kernel.communication.ops import PushSums, sum_ref
+    from sgl_kernel.launch import compile_ahead
+    from sglang.srt.distributed.push_collectives import ONCE_BYTES, TWICE_BYTES
 
     if len(devices) > MAX_RANKS:
         return f"sums over more than {MAX_RANKS} GPUs are NCCL's"
-    layout = PushLayout(len(devices), 1 << 18, 1 << 20)
+    layout = PushLayout(len(devices), ONCE_BYTES, TWICE_BYTES)
     blocks = [torch.zeros(layout.total_bytes + 4096, dtype=torch.uint8, device=d) for d in devices]
     addresses = [-(-block.data_ptr() // 4096) * 4096 for block in blocks]
     ranks = [PushSums(rank, addresses, layout, device) for rank, device in enumerate(devices)]
+
+    def run(xs: Sequence[torch.Tensor], residuals: Sequence[torch.Tensor], twice: bool) -> None:
+        for rank, x, residual in zip(ranks, xs, residuals, strict=True):
+            with torch.cuda.device(x.device):
+                (rank.twice if twice else rank.once)(x, residual)
+
+    some = [torch.zeros(64, dtype=torch.bfloat16, device=device) for device in devices]
+    with compile_ahead(min(16, os.cpu_count() or 1)):
+        for twice in (False, True):
+            run(some, some, twice)
     for turn in range(3):
         for numel in _SUMMED:
             parts = torch.randn(len(devices), numel, generator=torch.Generator().manual_seed(turn)).bfloat16()
             for twice in (False, True):
-                on_gpus = [part.to(device) for part, device in zip(parts, devices, strict=True)]
+                xs = [part.to(device) for part, device in zip(parts, devices, strict=True)]
+                sums = [torch.ones_like(x) for x in xs]
                 for device in devices:
-                    torch.cuda.synchronize(device)
-                for rank, x in zip(ranks, on_gpus, strict=True):
-                    with torch.cuda.device(x.device):
-                        (rank.twice if twice else rank.once)(x)
-                wanted = sum_ref(parts, twice=twice)
-                if any(not torch.equal(x.cpu(), wanted) for x in on_gpus):
+                    torch.cuda.synchronize(
+                        device
+                    )  # no rank may wait for another while this one is made ready
+                run(xs, sums, twice)
+                wanted = sum_ref(parts, torch.ones_like(parts[0]), twice=twice)
+                if any(not torch.equal(total.cpu(), wanted) for total in sums):
                     return (
                         f"a sum of {numel} numbers in {'two steps' if twice else 'one step'} came out wrong"
                     )
