@@ -1,8 +1,8 @@
 """Launch constants of latent attention, by what they depend on, with the reasons.
 
-Those of up to 32 tile rows on sm_90 are measured (``benchmark/attention/mla_speed.py --sweep``): 0.77 of copy
-bandwidth for 16 rows of 16,384 places, where constants chosen by registers alone gave 0.33. The others are
-chosen from compiled shared memory and registers.
+Those for sm_90 are measured (``benchmark/attention/mla_speed.py --sweep``): with 8 heads 0.77 of copy bandwidth
+for 16 rows of 16,384 places, where constants chosen by registers alone gave 0.33; with 64 heads 61 us for 64
+rows of 1,024 places instead of 97. The others are chosen from compiled shared memory and registers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sgl_kernel.launch import next_power_of_2
 def latent_config(arch: int, tile_rows: int, latent_dim: int, kv_itemsize: int) -> DecodeConfig:
     """tile_rows: queries a row times heads; latent_dim: R, what the accumulator has of each."""
     roomy = arch in (80, 90, 100, 103)  # 163 KB of shared memory a SM and more; 99 KB elsewhere
-    if arch >= 90 and roomy and kv_itemsize > 1 and latent_dim <= 512 and tile_rows <= 32:
+    if arch >= 90 and roomy and kv_itemsize > 1 and latent_dim <= 512:
         return _measured(tile_rows, latent_dim)
     width = next_power_of_2(latent_dim)
     # 32 rows take 232 to 255 registers a thread: the queries stay there. With a cache of 1 byte, whose blocks
