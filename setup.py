@@ -16,6 +16,7 @@ INSTALL_REQUIRES = [
     "fastapi>=0.115,<1",
     "gguf>=0.17,<1",
     "jinja2>=3.1.5,<4",
+    "llguidance>=1.7,<2",
     "msgspec>=0.19,<1",
     "numpy>=1.26,<2.4",
     "prometheus-client>=0.21,<1",
@@ -27,6 +28,7 @@ INSTALL_REQUIRES = [
     "tqdm>=4.66,<5",
     "transformers>=5.17,<6",
     "uvicorn>=0.34,<1",
+    "xgrammar>=0.2.9,<0.3",
 ]
 
 BENCH = ["aiohttp>=3.12,<4", "httpx>=0.28,<1", "matplotlib>=3.9,<4", "rich>=13,<16"]

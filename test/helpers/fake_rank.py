@@ -17,11 +17,12 @@ from sglang.srt.model_executor.rank_messages import (
     Failed,
     Started,
     Stopped,
+    decode_masks,
     decode_plan,
     encode,
     status_ring,
 )
-from sglang.srt.model_executor.step_plan import ExecutorInfo, StepResult
+from sglang.srt.model_executor.step_plan import ExecutorInfo, StepDrafts, StepResult
 from sglang.srt.utils.child_process import end_with_parent, read_config
 from sglang.srt.utils.shared_ring import RingClosedError, RingReader, RingWriter
 
@@ -63,6 +64,15 @@ def serve(config: dict[str, Any]) -> None:
             fail(config["how"], status)
         if results is not None:
             tokens = tuple((slot,) for slot in plan.decode_slots)
+            if plan.masked and plan.draft_len:
+                results.send(encode(StepDrafts(plan.step_id, tokens)))
+        if plan.masked:  # what it is told comes back as what was chosen
+            message = plans.receive()
+            if not message:
+                break
+            supplied = decode_masks(message)
+            tokens = tuple((token,) for token in supplied.masks[:100])
+        if results is not None:
             result = StepResult(plan.step_id, tokens, (False,) * len(tokens), 0.5, launch_time_s=0.25)
             results.send(encode(result))
     status.send(encode(Stopped()))

@@ -13,7 +13,7 @@ from helpers.toggle_schedule import EOS_IDS
 from sglang.srt.managers.io_struct import GenerateRequest
 from sglang.srt.model_executor.in_process_executor import InProcessExecutor
 from sglang.srt.model_executor.step_plan import SlotSampling
-from sglang.srt.sampling.rows import Choice, ChoiceRows
+from sglang.srt.sampling.rows import Choice, ChoiceMasks, ChoiceRows
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 TIE = 1e-4
@@ -103,8 +103,8 @@ def _record_scores(executor: InProcessExecutor) -> list[torch.Tensor]:
     sampler, seen = executor.worker.sampler, []
     choose = sampler.choose
 
-    def recording(logits: torch.Tensor, rows: ChoiceRows) -> Choice:
-        choice = choose(logits, rows)
+    def recording(logits: torch.Tensor, rows: ChoiceRows, masks: ChoiceMasks | None = None) -> Choice:
+        choice = choose(logits, rows, masks)
         seen[:] = [logits.clone()]
         return choice
 

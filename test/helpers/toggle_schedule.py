@@ -15,6 +15,7 @@ from typing import Any
 
 from helpers.scheduler_harness import Answer, decode
 
+from sglang.srt.constrained.compiling import GrammarCompiler
 from sglang.srt.managers.io_struct import (
     AbortRequest,
     ControlReply,
@@ -29,7 +30,7 @@ from sglang.srt.mem_cache.prefix_cache import NoCache, PrefixCache
 from sglang.srt.mem_cache.radix_cache import RadixCache
 from sglang.srt.model_executor.executor import PendingStep
 from sglang.srt.model_executor.in_process_executor import InProcessExecutor
-from sglang.srt.model_executor.step_plan import ExecutorInfo, StepCost, StepKind, StepPlan
+from sglang.srt.model_executor.step_plan import ExecutorInfo, StepCost, StepKind, StepMidInput, StepPlan
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.speculative.controller import AutoController, CommittedStep
 from sglang.srt.speculative.cost_table import CostTable
@@ -169,6 +170,9 @@ class SmallerExecutor:
             self._steps["spec" if plan.draft_len else "plain"] += 1
         return self._executor.launch(plan)
 
+    def supply(self, masks: StepMidInput) -> None:
+        self._executor.supply(masks)
+
     def shutdown(self) -> None:
         """It is shared with other schedules."""
 
@@ -184,7 +188,9 @@ class Outcome:
 class ScheduleRun:
     """One schedule carried out; afterwards pages and slots are accounted for."""
 
-    def __init__(self, executor: InProcessExecutor, schedule: Schedule) -> None:
+    def __init__(
+        self, executor: InProcessExecutor, schedule: Schedule, grammars: GrammarCompiler | None = None
+    ) -> None:
         self._executor = executor
         self._schedule = schedule
         self.outcome = Outcome()
@@ -203,6 +209,7 @@ class ScheduleRun:
             metrics=NullSink(),
             clock=lambda: 0.0,
             auto=RestlessAuto(info, schedule.mode_seed),
+            grammars=grammars,
         )
 
     def run(self, limit: int = 4000) -> Outcome:

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from sglang.srt.configs.graph_args import attention_backend, check_graph_flags, replaced_on_cpu
+from sglang.srt.configs.grammar_args import BACKENDS, check_grammar_flags
 from sglang.srt.configs.quant_args import QUANTIZATIONS
 from sglang.srt.configs.speculative_args import (
     Threshold,
@@ -267,6 +268,24 @@ class ServerArgs:
         " (default: the threshold, or as the schedule says; else as many as decode at once)",
     )
 
+    # ---- structured output
+    grammar_backend: str = flag(
+        "xgrammar",
+        str,
+        "structured output",
+        "library for JSON schemas, regular expressions, EBNF and structural tags; none: they are refused",
+        choices=BACKENDS,
+    )
+    constrained_json_whitespace_pattern: str | None = flag(
+        None,
+        str,
+        "structured output",
+        "regular expression of the white space that JSON may have (llguidance alone; default: any)",
+    )
+    constrained_json_disable_any_whitespace: bool = flag(
+        False, bool, "structured output", "JSON has no white space but in its strings"
+    )
+
     # ---- observability
     log_level: str = flag("info", str, "observability", "what is logged", choices=_LOG_LEVELS)
     decode_log_interval: int = flag(40, int, "observability", "decode steps between two log lines")
@@ -297,6 +316,11 @@ class ServerArgs:
         """
         assert self.model_path is not None
         _check_ranges(self)
+        check_grammar_flags(
+            self.grammar_backend,
+            self.constrained_json_whitespace_pattern,
+            self.constrained_json_disable_any_whitespace,
+        )
         device = self.device or ("cuda" if has_gpu() else "cpu")
         _check_parallel(self)
         check_graph_flags(

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang.srt.model_executor.multi_process_executor import MultiProcessExecutor, WorkerError
-from sglang.srt.model_executor.rank_messages import decode_plan, decode_result, encode
+from sglang.srt.model_executor.rank_messages import (
+    decode_drafts,
+    decode_masks,
+    decode_plan,
+    decode_result,
+    encode,
+)
 from sglang.srt.model_executor.step_plan import (
     PageWrite,
     PrefillChunk,
     SlotAdmission,
     SlotSampling,
+    StepDrafts,
     StepKind,
+    StepMidInput,
     StepPlan,
     StepResult,
 )
@@ -107,6 +116,24 @@ def test_results_come_in_order_and_the_end_is_clean() -> None:
     inner.shutdown()
     assert [child.exit_code() for child in inner.children] == [0, 0, 0]
     assert executor.failures == [] and not executor.folder.exists()
+
+
+def test_masked_steps_among_others() -> None:
+    """Larger than the ring are the masks of one of them."""
+    executor = Executor(2, {})
+    inner = executor.inner
+    for step_id in range(6):
+        before = inner.launch(plan_of(10 * step_id, (1, 2)))
+        masked = replace(plan_of(10 * step_id + 1, (3, 4)), masked=True, draft_len=step_id % 2)
+        pending = inner.launch(masked)
+        assert before.wait().tokens == ((1,), (2,))
+        if masked.draft_len:
+            assert pending.drafts() == StepDrafts(masked.step_id, ((3,), (4,)))
+        masks = bytes([7, 8]) if step_id < 5 else bytes(6_000_000)
+        inner.supply(StepMidInput(masked.step_id, (0, 1), 1, masks))
+        assert pending.wait().tokens == tuple((token,) for token in masks[:100])
+    pending = inner.launch(replace(plan_of(99, (1,)), masked=True))
+    inner.shutdown()  # and the masks never come
 
 
 @pytest.mark.parametrize(
@@ -193,15 +220,42 @@ ADMISSIONS = st.lists(
         max_size=3,
     ).map(tuple),
     slots=IDS,
+    masked=st.booleans(),
 )
 def test_plans_arrive_as_they_were(
     admissions: tuple[SlotAdmission, ...],
     writes: tuple[PageWrite, ...],
     chunks: tuple[PrefillChunk, ...],
     slots: tuple[int, ...],
+    masked: bool,
 ) -> None:
-    plan = StepPlan(3, StepKind.MIXED, slots, slots, 0, chunks, admissions, writes)
+    plan = StepPlan(
+        3,
+        StepKind.MIXED,
+        slots,
+        slots,
+        prefill=chunks,
+        admissions=admissions,
+        page_writes=writes,
+        masked=masked,
+    )
     assert decode_plan(encode(plan)) == plan
+
+
+@given(
+    rows=IDS,
+    num_nodes=st.integers(1, 4),
+    masks=st.binary(max_size=200),
+    tokens=st.lists(IDS, max_size=3).map(tuple),
+    is_tree=st.booleans(),
+)
+def test_what_a_masked_step_waits_for_arrives_as_it_was(
+    rows: tuple[int, ...], num_nodes: int, masks: bytes, tokens: tuple[tuple[int, ...], ...], is_tree: bool
+) -> None:
+    supplied = StepMidInput(3, rows, num_nodes, masks)
+    assert decode_masks(encode(supplied)) == supplied
+    drafts = StepDrafts(3, tokens, tokens if is_tree else None)
+    assert decode_drafts(encode(drafts)) == drafts
 
 
 @given(st.lists(IDS, max_size=4).map(tuple), st.floats(0, 1), st.sampled_from([None, True, False]))

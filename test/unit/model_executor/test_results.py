@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -11,8 +12,8 @@ from helpers.tiny_executor import tiny_executor
 
 from sglang.srt.model_executor.device_results import DeviceResults, StreamEvent
 from sglang.srt.model_executor.in_process_executor import InProcessExecutor
-from sglang.srt.model_executor.results import Executed, HostResults
-from sglang.srt.model_executor.step_plan import StepKind, StepPlan, StepResult
+from sglang.srt.model_executor.results import DraftNodes, Executed, HostResults
+from sglang.srt.model_executor.step_plan import StepDrafts, StepKind, StepPlan, StepResult
 from sglang.srt.model_executor.worker import Worker
 
 
@@ -82,7 +83,28 @@ def test_the_output_may_be_written_over_once_it_is_collected() -> None:
     assert [r.tokens for r in found] == [((step,), ()) for step in range(4)]
     assert all(r.faults == (False, True) and r.device_time_s == 0.005 for r in found)
     assert [r.used_graph for r in found] == [True, False, True, False]
-    assert len(events) == 2 * 4
+    assert len(events) == 4 * 4
+
+
+def test_a_step_that_waits_for_the_host_does_not_count_that_time() -> None:
+    gate = threading.Event()
+    gate.set()
+    results, _ = device_results(gate)
+    nodes = torch.tensor([[5, 6], [7, 8]])
+    results.begin()
+    drafts = results.pause(plan_of(3, 2), DraftNodes(nodes, nodes - 5))()
+    assert drafts == StepDrafts(3, ((5, 6), (7, 8)), ((0, 1), (2, 3)))
+    FakeEvent.clock += 1000.0
+    results.resume()
+    arrive = results.collect(plan_of(3, 2), Executed(torch.tensor([[1, 1, 1], [2, 1, 1]])))
+    result = arrive()
+    assert result.tokens == ((1,), (2,)) and result.device_time_s == 0.010  # 5 ms before, 5 ms after
+    host = HostResults()
+    host.begin()
+    assert host.pause(plan_of(3), None)() == StepDrafts(3, ())
+    time.sleep(0.2)
+    host.resume()
+    assert host.collect(plan_of(3), packed(7, None))().device_time_s < 0.1
 
 
 def test_places_go_round() -> None:
@@ -94,7 +116,7 @@ def test_places_go_round() -> None:
         assert results.collect(plan_of(step), packed(step))().tokens == ((step,),)
         results.begin()
         assert results.collect(IDLE, None)() == StepResult(9, (), (), 0.0)
-    assert len(events) == 2 * 2
+    assert len(events) == 2 * 4
 
 
 def executor_of(

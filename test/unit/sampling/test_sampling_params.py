@@ -64,7 +64,12 @@ def test_tiny_temperatures_are_greedy(temperature: float) -> None:
         ({"n": float("inf")}, "n must"),
         ({"sampling_seed": -(2**63) - 1}, "sampling_seed"),
         ({"speculative_draft_len": -1}, "speculative_draft_len"),
-        ({"json_schema": "{}"}, "json_schema"),
+        ({"no_such_parameter": "{}"}, "no_such_parameter"),
+        ({"json_schema": "{}", "regex": "a"}, "json_schema and regex are given: only one of them can be"),
+        ({"json_schema": 7}, "json_schema must be text or an object"),
+        ({"regex": {"a": 1}}, "regex must be text, got"),
+        ({"ebnf": "x" * ((1 << 20) + 1)}, "ebnf may have at most 1048576 characters, got 1048577"),
+        ({"regex": "\ud800"}, "regex must be Unicode text"),
         # What JSON can say and no device can hold: each of these ended the process, or was an error 500.
         ({"top_k": 2**63}, "top_k"),
         ({"speculative_draft_len": 2**63}, "speculative_draft_len"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sglang.srt.managers.decode_tally import DecodeTally
 from sglang.srt.managers.finish import INTERNAL_ERROR, Finisher, abort_reason
+from sglang.srt.managers.grammars import held_to_grammar
 from sglang.srt.managers.metrics import Load, PrefillReport
 from sglang.srt.managers.outputs import OutputQueue
 from sglang.srt.managers.page_budget import PageBudget
@@ -100,7 +101,7 @@ class Committer:
         assert rejected >= 0, f"{len(tokens)} tokens, {draft_len} drafts"
         request.kv_committed_len += len(tokens)
         request.kv_len_bound -= rejected
-        hit = self._stops.check(request, tokens)
+        hit = held_to_grammar(request, tokens, self._stops.check(request, tokens))
         num_kept = hit.num_kept if hit else len(tokens)
         if draft_len:
             num_proposed = tally.add(request, num_kept, len(tokens) - 1)
@@ -122,10 +123,10 @@ class Committer:
         if not tokens:  # not the last chunk, or a fault
             return
         assert chunk.is_last and len(tokens) == 1, "only the last chunk chooses a token"
-        hit = self._stops.check(request, tokens)
+        hit = held_to_grammar(request, tokens, self._stops.check(request, tokens))
         if request.counters.first_token_ts is None:
             request.counters.first_token_ts = now
-        request.ids += tokens
+        request.ids += tokens[: hit.num_kept] if hit else tokens
         if hit is not None:
             self._finisher.finish(request, hit.finish, hit.stop_trim)
             return
@@ -143,6 +144,7 @@ class Committer:
         return Load(
             num_running=self._table.num_running,
             num_queued=len(self._table.waiting),
+            num_grammar_queued=len(self._table.held),
             num_used_tokens=self._budget.num_used_tokens,
             num_evictable_tokens=self._budget.num_evictable_tokens,
             token_capacity=self._budget.token_capacity,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sglang.srt.constrained.grammar import spec_of
 from sglang.srt.managers.finish import BAD_REQUEST, abort_reason
 from sglang.srt.managers.io_struct import FinishReason, GenerateRequest
 from sglang.srt.managers.request import Request
@@ -67,7 +68,8 @@ class Intake:
 
     def _slot_sampling(self, params: SamplingParams, stop_ids: tuple[int, ...]) -> SlotSampling:
         suppressed: tuple[int, ...] = ()
-        if params.min_new_tokens > 0:
+        # With a grammar its masks leave them out, unless nothing else may follow.
+        if params.min_new_tokens > 0 and spec_of(params) is None:
             # A stop id beyond the vocabulary is harmless (upstream's users send them) but has no logit.
             suppressed = tuple(t for t in stop_ids if 0 <= t < self._info.vocab_size)
         return SlotSampling(

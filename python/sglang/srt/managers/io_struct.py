@@ -32,6 +32,7 @@ class GenerateRequest(Message, frozen=True):
     sampling: SamplingParams  # n == 1, sampling_seed set, max_new_tokens resolved or None
     stream: bool
     received_ts: float  # time.time() when the request was read
+    reasoning_end: str = ""  # a grammar begins after this text
 
 
 class AbortRequest(Message, frozen=True):

@@ -26,6 +26,7 @@ class Load:
     num_used_tokens: int
     num_evictable_tokens: int
     token_capacity: int
+    num_grammar_queued: int = 0  # their grammars are being compiled
 
     @property
     def token_usage(self) -> float:

@@ -73,6 +73,7 @@ class Planner:
             prefill=tuple(prefill.chunks),
             admissions=tuple(prefill.admissions),
             page_writes=(*prefill.page_writes, *decode.page_writes),
+            masked=_is_masked(decode.requests, prefill),
         )
         self._next_step_id += 1
         self._note_rows(plan, decode, prefill)
@@ -96,6 +97,14 @@ class Planner:
             request.kv_len_bound += len(chunk.token_ids)
             if chunk.is_last:
                 self._table.begin_decoding(request)
+
+
+def _is_masked(decoding: tuple[Request, ...], prefill: PrefillWork) -> bool:
+    """Whether the grammar of some row has a say in what the step chooses."""
+    if any(request.constraint is not None for request in decoding):
+        return True
+    rows = zip(prefill.requests, prefill.chunks, strict=True)
+    return any(request.constraint is not None and chunk.is_last for request, chunk in rows)
 
 
 def _kind(prefill: PrefillWork, decode: DecodeWork) -> StepKind:

@@ -27,6 +27,7 @@ class SinkLabels:
 GAUGES = {
     "num_running_reqs": "Requests that prefill or decode.",
     "num_queue_reqs": "Requests that wait.",
+    "num_grammar_queue_reqs": "Requests that wait for their grammars.",
     "num_used_tokens": "KV places in use, those of evictable prefixes left out.",
     "token_usage": "Part of the KV places in use.",
     "kv_available_tokens": "KV places that are free or hold evictable prefixes.",
@@ -125,6 +126,7 @@ class PrometheusSink:
     def load(self, load: Load) -> None:
         self._set("num_running_reqs", load.num_running)
         self._set("num_queue_reqs", load.num_queued)
+        self._set("num_grammar_queue_reqs", load.num_grammar_queued)
         self._set("num_used_tokens", load.num_used_tokens)
         self._set("token_usage", load.token_usage)
         self._set("kv_available_tokens", load.num_available_tokens)

@@ -12,12 +12,15 @@ from enum import StrEnum
 
 import numpy as np
 
+from sglang.srt.constrained.constraint import Constraint
+from sglang.srt.constrained.grammar import spec_of
 from sglang.srt.managers.io_struct import FinishReason, GenerateRequest, RequestStats
 from sglang.srt.mem_cache.prefix_cache import CacheHandle
 from sglang.srt.model_executor.step_plan import SlotSampling
 
 
 class RequestState(StrEnum):
+    HELD = "held"  # its grammar is being compiled
     WAITING = "waiting"  # no slot, no pages
     PREFILL = "prefill"  # admitted; some known ids are not in a planned chunk yet
     DECODE = "decode"  # its last chunk has been planned
@@ -55,7 +58,8 @@ class Request:
         "draft_class",
         "state", "slot", "prefill_len", "pages", "kv_allocated_len", "cache_handle", "num_cache_pages",
         "duplicate_pages", "match_keys", "num_in_flight", "num_choosing", "kv_len_bound", "ids",
-        "kv_committed_len", "counters", "finish", "stop_trim", "num_emitted", "max_ids",
+        "kv_committed_len", "counters", "finish", "stop_trim", "num_emitted", "max_ids", "grammar",
+        "reasoning_end", "constraint",
     )  # fmt: skip
 
     def __init__(
@@ -78,6 +82,10 @@ class Request:
         self.sampling = sampling
         self.stop_ids = stop_ids
         self.draft_class = draft_class  # requests that accept drafts alike; "": accepts none
+        self.grammar = spec_of(message.sampling)
+        self.reasoning_end = message.reasoning_end  # the grammar begins after this text; "": at once
+        # -- grammars.py
+        self.constraint: Constraint | None = None  # how far its text has come in the grammar
         # -- admission.py and release.py: what it holds
         self.state = RequestState.WAITING
         self.slot = 0

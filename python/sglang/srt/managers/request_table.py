@@ -1,4 +1,4 @@
-"""Where every live request stands: waiting, prefilling or decoding, in order.
+"""Where every live request stands: held, waiting, prefilling or decoding, in order.
 
 A finished request is in none of them, though a step in flight may still hold its slot and pages.
 """
@@ -12,10 +12,15 @@ from sglang.srt.managers.request import Request, RequestState
 
 class RequestTable:
     def __init__(self) -> None:
+        self.held: dict[str, Request] = {}  # by rid: their grammars are being compiled
         self.waiting: deque[Request] = deque()
         self.prefilling: dict[str, Request] = {}  # by rid, in order of admission
         self.decoding: dict[str, Request] = {}  # by rid, in the order they began
         self._by_rid: dict[str, Request] = {}
+
+    @property
+    def num_queued(self) -> int:
+        return len(self.held) + len(self.waiting)
 
     @property
     def num_running(self) -> int:
@@ -37,6 +42,18 @@ class RequestTable:
     def enqueue(self, request: Request) -> None:
         assert request.rid not in self._by_rid
         self._by_rid[request.rid] = request
+        self.waiting.append(request)
+
+    def hold(self, request: Request) -> None:
+        """In the table, and not waiting to run yet."""
+        assert request.rid not in self._by_rid
+        self._by_rid[request.rid] = request
+        request.state = RequestState.HELD
+        self.held[request.rid] = request
+
+    def release_held(self, request: Request) -> None:
+        self._leave(request)
+        request.state = RequestState.WAITING
         self.waiting.append(request)
 
     def admit_front(self) -> Request:
@@ -67,7 +84,9 @@ class RequestTable:
             self.decoding[request.rid] = request
 
     def _leave(self, request: Request) -> None:
-        if request.state is RequestState.WAITING:
+        if request.state is RequestState.HELD:
+            del self.held[request.rid]
+        elif request.state is RequestState.WAITING:
             self.waiting.remove(request)
         elif request.state is RequestState.PREFILL:
             del self.prefilling[request.rid]

@@ -10,11 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sglang.srt.constrained.compiling import GrammarCompiler
 from sglang.srt.managers.admission import PrefillPlanner
 from sglang.srt.managers.commit import Committer
 from sglang.srt.managers.control import Controls
 from sglang.srt.managers.decode_planner import Blocked, DecodePlanner
 from sglang.srt.managers.finish import BAD_REQUEST, UNAVAILABLE, Finisher, abort_reason
+from sglang.srt.managers.grammars import NO_BACKEND, Grammars
 from sglang.srt.managers.intake import Intake
 from sglang.srt.managers.io_struct import (
     AbortRequest,
@@ -44,6 +46,9 @@ from sglang.srt.model_executor.step_plan import ExecutorInfo, StepKind
 from sglang.srt.speculative.controller import AutoController
 from sglang.srt.speculative.toggle import Policy
 
+COMPILING_WAIT_S = 0.005
+"""How long a scheduler with nothing else to do waits for a grammar before it looks for messages."""
+
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
@@ -66,8 +71,11 @@ class Scheduler:
         metrics: MetricsSink,
         clock: Callable[[], float],
         auto: AutoController | None = None,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
-        """``policy``: of thresholds; ``auto``: where it may be chosen, because costs are known."""
+        """``policy``: of thresholds; ``auto``: where it may be chosen, because costs are known; ``grammars``
+        None: requests with one are refused.
+        """
         info = executor.info
         has_drafter = info.spec is not None
         self._executor = executor
@@ -89,6 +97,7 @@ class Scheduler:
         self._outputs = OutputQueue(emit, config.stream_interval)
         self._releaser = Releaser(self._budget, self.slots, cache, has_drafter)
         self._finisher = Finisher(self.table, self._releaser, self._outputs, self._stats)
+        self._grammars = Grammars(grammars, self.table, self._finisher)
         stops = StopChecker(eos_ids, decode)
         self._intake = Intake(info, stops)
         self._planner = self._make_planner(info)
@@ -131,13 +140,17 @@ class Scheduler:
         limit = self._config.max_queued_requests
         if objection is None and self.table.get(message.rid) is not None:
             objection = abort_reason(f"a request with rid {message.rid!r} is still running", BAD_REQUEST)
-        if objection is None and limit is not None and len(self.table.waiting) >= limit:
+        if objection is None and limit is not None and self.table.num_queued >= limit:
             objection = abort_reason(f"the request queue is full ({limit} requests wait)", UNAVAILABLE)
         request = self._intake.make(message)
-        if objection is None:
-            self.table.enqueue(request)
-        else:
+        if objection is None and request.grammar is not None and not self._grammars.has_backend:
+            objection = abort_reason(NO_BACKEND, BAD_REQUEST)
+        if objection is not None:
             self._finisher.refuse(request, objection)
+        elif request.grammar is not None:
+            self._grammars.enqueue(request, request.grammar)
+        else:
+            self.table.enqueue(request)
 
     def _abort(self, message: AbortRequest) -> None:
         """At any moment: waiting, between chunks, with a step in flight; a finished one is no matter."""
@@ -168,11 +181,14 @@ class Scheduler:
 
     def step(self) -> bool:
         """One turn of the loop; False if there was nothing to do."""
+        self._grammars.release_ready()
         planned = self._planner.plan(step_in_flight=self._in_flight is not None)
         launched = self._launch(planned) if isinstance(planned, PlannedStep) else None
         committed = False
         if not self._config.disable_overlap:
             committed = self._commit_in_flight()
+        if launched is not None and launched.planned.plan.masked:
+            self._supply_masks(launched)
         self._in_flight = launched
         if self._config.disable_overlap:
             committed = self._commit_in_flight()
@@ -180,6 +196,9 @@ class Scheduler:
         self._outputs.flush()
         self._report_load()
         progressed = launched is not None or committed or planned is Blocked.PLAN_AGAIN
+        if not progressed and self._grammars.is_compiling:
+            self._grammars.wait(COMPILING_WAIT_S)
+            return True
         assert progressed or not self.has_work, "requests wait, and nothing can run"
         return progressed
 
@@ -192,6 +211,11 @@ class Scheduler:
         pending = self._executor.launch(planned.plan)
         since, self._last_result_ts = self._last_result_ts, None
         return LaunchedStep(planned, pending, None if since is None else self._clock() - since)
+
+    def _supply_masks(self, step: LaunchedStep) -> None:
+        """Every step before this one has been committed, so grammars are where its rows begin."""
+        drafts = step.pending.drafts() if step.planned.plan.draft_len else None
+        self._executor.supply(self._grammars.masks(step.planned, drafts))
 
     def _commit_in_flight(self) -> bool:
         step, self._in_flight = self._in_flight, None

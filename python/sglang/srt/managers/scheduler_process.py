@@ -15,7 +15,11 @@ from typing import Any
 import msgspec
 import zmq
 
+from sglang.srt.configs.grammar_args import NO_BACKEND
 from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.constrained.backends import backend_maker
+from sglang.srt.constrained.compiling import GrammarCompiler
+from sglang.srt.constrained.grammar import JsonOptions
 from sglang.srt.managers.executor_errors import is_for_user
 from sglang.srt.managers.executor_settings import DEFAULT_RUNNING_REQUESTS, executor_args
 from sglang.srt.managers.executor_start import start_executor
@@ -71,19 +75,33 @@ def build_scheduler(args: ServerArgs, executor: Executor, to_detokenizer: Sender
     tokenizer = TextTokenizer.from_folder(args.tokenizer_path)
     model = ModelConfig.from_folder(args.model_path, args.context_length)
     info = executor.info
+    eos_ids = tokenizer.stop_ids(model.eos_ids)
     return Scheduler(
         executor=executor,
         config=scheduler_config(args, info),
         policy=decide_by_threshold,
         cache=NoCache() if args.disable_radix_cache else RadixCache(info.page_size),
         decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=False),
-        eos_ids=tokenizer.stop_ids(model.eos_ids),
+        eos_ids=eos_ids,
         emit=to_detokenizer.send,
         reply=reply.send,
         metrics=_metrics(args),
         clock=time.time,
         auto=auto_controller(args, info),
+        grammars=_grammars(args, tokenizer, info, eos_ids),
     )
+
+
+def _grammars(
+    args: ServerArgs, tokenizer: TextTokenizer, info: ExecutorInfo, eos_ids: tuple[int, ...]
+) -> GrammarCompiler | None:
+    if args.grammar_backend == NO_BACKEND:
+        return None
+    options = JsonOptions(
+        args.constrained_json_whitespace_pattern, not args.constrained_json_disable_any_whitespace
+    )
+    make = backend_maker(args.grammar_backend, tokenizer, info.vocab_size, eos_ids, options)
+    return GrammarCompiler(make)
 
 
 def _metrics(args: ServerArgs) -> MetricsSink:

@@ -15,17 +15,19 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from sglang.srt.configs.executor_args import ExecutorArgs
-from sglang.srt.model_executor.executor import PendingStep
+from sglang.srt.model_executor.executor import ExecutorStopped, PendingStep
 from sglang.srt.model_executor.rank_messages import (
     PLANS,
     RESULTS,
     Failed,
     Started,
     Stopped,
+    decode_masks,
     decode_plan,
     encode,
     status_ring,
 )
+from sglang.srt.model_executor.step_plan import StepPlan
 from sglang.srt.utils.child_process import end_with_parent, read_config
 from sglang.srt.utils.log import configure_logging
 from sglang.srt.utils.openmp import spin_briefly
@@ -49,7 +51,7 @@ class RankServer:
         self._config = config
         self._status = status
         self._folder = Path(config.folder)
-        self._pending: SimpleQueue[PendingStep | None] = SimpleQueue()
+        self._pending: SimpleQueue[tuple[StepPlan, PendingStep] | None] = SimpleQueue()
 
     def serve(self) -> None:
         # Only now: importing torch takes seconds, and the parent's watcher is at work by then.
@@ -62,7 +64,13 @@ class RankServer:
         results = threading.Thread(target=self._send_results, args=(executor,), name="results", daemon=True)
         results.start()
         while message := plans.receive():
-            self._pending.put(executor.launch(decode_plan(message)))
+            plan = decode_plan(message)
+            self._pending.put((plan, executor.launch(plan)))
+            if plan.masked:
+                message = plans.receive()
+                if not message:
+                    break
+                executor.supply(decode_masks(message))
         executor.shutdown()
         self._pending.put(None)
         results.join()
@@ -72,8 +80,14 @@ class RankServer:
         writer = RingWriter(self._folder, RESULTS, 1) if self._config.rank == 0 else None
         try:
             executor.enter_thread()
-            while (pending := self._pending.get()) is not None:
-                result = pending.wait()
+            while (launched := self._pending.get()) is not None:
+                plan, pending = launched
+                if writer is not None and plan.masked and plan.draft_len:
+                    writer.send(encode(pending.drafts()))
+                try:
+                    result = pending.wait()
+                except ExecutorStopped:  # the end came in place of its masks
+                    return
                 if writer is not None:
                     writer.send(encode(result))
         except BaseException as error:  # the thread's edge: no step is good after this one

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 import torch
 
-from sglang.srt.model_executor.results import Executed, unpack
-from sglang.srt.model_executor.step_plan import StepPlan, StepResult
+from sglang.srt.model_executor.results import DraftNodes, Executed, unpack, unpack_drafts
+from sglang.srt.model_executor.step_plan import StepDrafts, StepPlan, StepResult
 
 
 class StreamEvent(Protocol):
@@ -41,6 +41,8 @@ class _Place:
     packed_pinned: torch.Tensor  # [values] int64
     began: StreamEvent
     ended: StreamEvent
+    paused: StreamEvent
+    resumed: StreamEvent
 
 
 class DeviceResults:
@@ -57,20 +59,47 @@ class DeviceResults:
         for _ in range(2):  # the scheduler has two steps in flight; others may have more
             self._free.put(self._new_place())
         self._current: _Place | None = None
+        self._is_split = False  # the current step has waited for the host
 
     def begin(self) -> None:
         self._current = self._take()
         self._current.began.record()
+        self._is_split = False
+
+    def pause(self, plan: StepPlan, drafts: DraftNodes | None) -> Callable[[], StepDrafts]:
+        """Drafts come to the host where the result will."""
+        place = self._current
+        assert place is not None, "pause() without begin()"
+        self._is_split = True
+        arriving = None
+        if drafts is not None:
+            room = place.packed_pinned
+            tokens = _arrive(room, drafts.tokens)
+            parents = drafts.parents
+            arriving = DraftNodes(
+                tokens, None if parents is None else _arrive(room[tokens.numel() :], parents)
+            )
+        place.paused.record()
+
+        def wait() -> StepDrafts:
+            place.paused.synchronize()
+            return unpack_drafts(plan, arriving)
+
+        return wait
+
+    def resume(self) -> None:
+        assert self._current is not None
+        self._current.resumed.record()
 
     def collect(self, plan: StepPlan, executed: Executed | None) -> Callable[[], StepResult]:
         place, self._current = self._current, None
+        is_split = self._is_split
         assert place is not None, "collect() without begin()"
         if executed is None:
             self._free.put(place)
             return lambda: unpack(plan, None, 0.0)
         packed = executed.packed
-        arriving = place.packed_pinned[: packed.numel()].view(packed.shape)
-        arriving.copy_(packed, non_blocking=True)
+        arriving = _arrive(place.packed_pinned, packed)
         place.ended.record()
 
         waits = iter((True,))
@@ -78,7 +107,10 @@ class DeviceResults:
         def wait() -> StepResult:
             assert next(waits, False), "a step is waited for once: its place may be another one's by now"
             place.ended.synchronize()
-            seconds = place.began.elapsed_time(place.ended) / 1000
+            milliseconds = place.began.elapsed_time(place.ended)
+            if is_split:
+                milliseconds -= place.paused.elapsed_time(place.resumed)
+            seconds = milliseconds / 1000
             result = unpack(plan, arriving, seconds, executed.used_graph)
             self._free.put(place)
             return result
@@ -93,4 +125,11 @@ class DeviceResults:
 
     def _new_place(self) -> _Place:
         packed = torch.empty(self._max_values, dtype=torch.int64, pin_memory=self._pin)
-        return _Place(packed, self._make_event(), self._make_event())
+        return _Place(packed, *(self._make_event() for _ in range(4)))
+
+
+def _arrive(room: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """The beginning of ``room`` in the shape of ``values``, which are on their way there."""
+    arriving = room[: values.numel()].view(values.shape)
+    arriving.copy_(values, non_blocking=True)
+    return arriving

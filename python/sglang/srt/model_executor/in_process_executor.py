@@ -12,13 +12,10 @@ from queue import SimpleQueue
 import torch
 
 from sglang.srt.model_executor.device_results import DeviceResults
+from sglang.srt.model_executor.executor import ExecutorStopped
 from sglang.srt.model_executor.results import HostResults, StepResults
-from sglang.srt.model_executor.step_plan import ExecutorInfo, StepPlan, StepResult
+from sglang.srt.model_executor.step_plan import ExecutorInfo, StepDrafts, StepMidInput, StepPlan, StepResult
 from sglang.srt.model_executor.worker import Worker
-
-
-class ExecutorStopped(RuntimeError):
-    """A plan was launched after ``shutdown``."""
 
 
 class _DeviceFailure:
@@ -39,6 +36,11 @@ class _Launched:
     plan: StepPlan
     arrival: Future[_Arrival]  # set when the step has been launched on the device
     failure: _DeviceFailure
+    arrived_drafts: Future[Callable[[], StepDrafts]]  # of a masked step: set when its first part has been
+
+    def drafts(self) -> StepDrafts:
+        """Blocks until they are known; raises what the step raised."""
+        return self.arrived_drafts.result()()
 
     def wait(self) -> StepResult:
         """Blocks until the step is done; raises what the step raised, or one that was waited for before."""
@@ -57,7 +59,9 @@ def results_of(worker: Worker) -> StepResults:
     config = worker.config
     if config.device.type != "cuda":
         return HostResults()
-    columns = (config.spec.num_steps if config.spec else 0) + 3  # tokens, count, valid ones
+    spec = config.spec
+    columns = 3 if spec is None else max(spec.num_steps + 3, 2 * spec.num_draft_tokens)
+    # Tokens, count and valid ones of a result; before it, tokens and parents of what a masked step verifies.
     return DeviceResults(config.num_slots * columns)
 
 
@@ -75,7 +79,7 @@ class InProcessExecutor:
         assemble: Callable[[], tuple[Worker, ExecutorInfo]],
         results_of: Callable[[Worker], StepResults] = results_of,
     ) -> None:
-        self._queue: SimpleQueue[_Launched | None] = SimpleQueue()
+        self._queue: SimpleQueue[_Launched | StepMidInput | None] = SimpleQueue()
         self._stopped = False
         self._failure = _DeviceFailure()
         self._results_of = results_of
@@ -95,9 +99,12 @@ class InProcessExecutor:
     def launch(self, plan: StepPlan) -> _Launched:
         if self._stopped:
             raise ExecutorStopped(f"step {plan.step_id} was launched after shutdown")
-        launched = _Launched(plan, Future(), self._failure)
+        launched = _Launched(plan, Future(), self._failure, Future())
         self._queue.put(launched)
         return launched
+
+    def supply(self, masks: StepMidInput) -> None:
+        self._queue.put(masks)
 
     def enter_thread(self) -> None:
         """For a thread that will wait for results: the current GPU is a thread's own, and waiting would take
@@ -126,15 +133,41 @@ class InProcessExecutor:
         assembled.set_result((worker, info))
         failure: BaseException | None = None
         while (launched := self._queue.get()) is not None:
+            if isinstance(launched, StepMidInput):
+                continue  # of a step that has failed by then
             failure = failure or self._failure.error
             if failure is None:
                 try:
-                    began = time.perf_counter()
-                    results.begin()
-                    arrive = results.collect(launched.plan, worker.execute(launched.plan))
-                    launched.arrival.set_result(_Arrival(arrive, time.perf_counter() - began))
+                    arrival = self._launch(worker, results, launched)
+                    if arrival is None:
+                        step_id = launched.plan.step_id
+                        launched.arrival.set_exception(ExecutorStopped(f"step {step_id} was not finished"))
+                        return
+                    launched.arrival.set_result(arrival)
                     continue
                 except BaseException as error:  # the thread's edge: whoever waits gets it
                     failure = error
             # After a failure the state is unknown: every later step fails with the same error.
             launched.arrival.set_exception(failure)
+            if not launched.arrived_drafts.done():
+                launched.arrived_drafts.set_exception(failure)
+
+    def _launch(self, worker: Worker, results: StepResults, launched: _Launched) -> _Arrival | None:
+        """None: the end came in place of a masked step's masks."""
+        plan = launched.plan
+        began = time.perf_counter()
+        results.begin()
+        if not plan.masked:
+            arrive = results.collect(plan, worker.execute(plan))
+            return _Arrival(arrive, time.perf_counter() - began)
+        begun = worker.begin(plan)
+        launched.arrived_drafts.set_result(results.pause(plan, begun.drafts))
+        took = time.perf_counter() - began
+        masks = self._queue.get()
+        if masks is None:
+            return None
+        assert isinstance(masks, StepMidInput), f"step {plan.step_id} got another plan instead of its masks"
+        began = time.perf_counter()
+        results.resume()
+        arrive = results.collect(plan, worker.finish(begun, masks))
+        return _Arrival(arrive, took + time.perf_counter() - began)

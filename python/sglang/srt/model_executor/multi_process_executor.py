@@ -23,12 +23,13 @@ from sglang.srt.model_executor.rank_messages import (
     Failed,
     Started,
     Stopped,
+    decode_drafts,
     decode_result,
     decode_status,
     encode,
     status_ring,
 )
-from sglang.srt.model_executor.step_plan import ExecutorInfo, StepPlan, StepResult
+from sglang.srt.model_executor.step_plan import ExecutorInfo, StepDrafts, StepMidInput, StepPlan, StepResult
 from sglang.srt.utils.child_process import Child, describe_exit, stop_children
 from sglang.srt.utils.shared_ring import RingReader, RingWriter, create_ring
 
@@ -47,6 +48,9 @@ class WorkerError(RuntimeError):
 class _Launched:
     executor: MultiProcessExecutor
     step_id: int
+
+    def drafts(self) -> StepDrafts:
+        return self.executor.drafts_of(self.step_id)
 
     def wait(self) -> StepResult:
         return self.executor.result_of(self.step_id)
@@ -102,14 +106,28 @@ class MultiProcessExecutor:
             self._plans.send(encode(plan), alive=lambda: self._failure is None)
         return _Launched(self, plan.step_id)
 
+    def supply(self, masks: StepMidInput) -> None:
+        """To all ranks, each of which waits for them and for nothing else."""
+        if self._failure is None:
+            self._plans.send(encode(masks), alive=lambda: self._failure is None)
+
+    def drafts_of(self, step_id: int) -> StepDrafts:
+        """They come before the step's result, and after those of the steps before."""
+        drafts = decode_drafts(self._next())
+        assert drafts.step_id == step_id, f"waited for drafts of step {step_id}, of {drafts.step_id} came"
+        return drafts
+
     def result_of(self, step_id: int) -> StepResult:
         """Of the oldest plan without one, which must be this."""
+        result = decode_result(self._next())
+        assert result.step_id == step_id, f"waited for step {step_id}, step {result.step_id} came"
+        return result
+
+    def _next(self) -> bytes:
         while (message := self._results.receive(_RESULT_CHECK_S)) is None:
             if self._failure is not None:
                 raise self._failure
-        result = decode_result(message)
-        assert result.step_id == step_id, f"waited for step {step_id}, step {result.step_id} came"
-        return result
+        return message
 
     def shutdown(self) -> None:
         """Finish the steps launched and end the workers. May be called again."""

@@ -6,13 +6,13 @@ from typing import Final
 
 import msgspec
 
-from sglang.srt.model_executor.step_plan import ExecutorInfo, StepPlan, StepResult
+from sglang.srt.model_executor.step_plan import ExecutorInfo, StepDrafts, StepMidInput, StepPlan, StepResult
 
 PLANS: Final = "plans"
-"""Ring from the scheduler to all ranks; an empty message is the end."""
+"""Ring from the scheduler to all ranks: plans, a masked one's masks behind it; an empty one is the end."""
 
 RESULTS: Final = "results"
-"""Ring from rank 0 to the scheduler, one message a plan."""
+"""Ring from rank 0 to the scheduler: a plan's result; before it the drafts of a masked speculative one."""
 
 
 def status_ring(rank: int) -> str:
@@ -36,5 +36,7 @@ class Stopped(msgspec.Struct, frozen=True, tag=True):
 
 encode = msgspec.msgpack.encode
 decode_plan = msgspec.msgpack.Decoder(StepPlan).decode
+decode_masks = msgspec.msgpack.Decoder(StepMidInput).decode
+decode_drafts = msgspec.msgpack.Decoder(StepDrafts).decode
 decode_result = msgspec.msgpack.Decoder(StepResult).decode
 decode_status = msgspec.msgpack.Decoder(Started | Failed | Stopped).decode

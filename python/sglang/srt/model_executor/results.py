@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 
 from sglang.srt.model_executor.step import StepOutput
-from sglang.srt.model_executor.step_plan import StepPlan, StepResult
+from sglang.srt.model_executor.step_plan import StepDrafts, StepPlan, StepResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +21,27 @@ class Executed:
     used_graph: bool | None = None  # None: not a decode step, or a device without graphs
 
 
+@dataclass(frozen=True, slots=True)
+class DraftNodes:
+    """What a masked step is about to verify, on the device."""
+
+    tokens: torch.Tensor  # [R, N] int64
+    parents: torch.Tensor | None  # [R, N] int64; None: chains
+
+
 class StepResults(Protocol):
     """How results come to the host. Called by the executor's thread, in turn for every step."""
 
     def begin(self) -> None:
         """A step is about to be launched."""
+        ...
+
+    def pause(self, plan: StepPlan, drafts: DraftNodes | None) -> Callable[[], StepDrafts]:
+        """The step waits for the host, which is none of its time. What gives its drafts, once."""
+        ...
+
+    def resume(self) -> None:
+        """The rest of the step is about to be launched."""
         ...
 
     def collect(self, plan: StepPlan, executed: Executed | None) -> Callable[[], StepResult]:
@@ -54,6 +70,18 @@ def unpack(
     )
 
 
+def unpack_drafts(plan: StepPlan, drafts: DraftNodes | None) -> StepDrafts:
+    """Of tensors on the host."""
+    if drafts is None:
+        return StepDrafts(plan.step_id, ())
+    parents = None if drafts.parents is None else _rows(drafts.parents)
+    return StepDrafts(plan.step_id, _rows(drafts.tokens), parents)
+
+
+def _rows(values: torch.Tensor) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(row) for row in values.tolist())
+
+
 class HostResults:
     """On a CPU a step has run when it has been launched."""
 
@@ -62,6 +90,14 @@ class HostResults:
 
     def begin(self) -> None:
         self._began = time.perf_counter()
+
+    def pause(self, plan: StepPlan, drafts: DraftNodes | None) -> Callable[[], StepDrafts]:
+        self._began -= time.perf_counter()  # until ``resume``: how long it has run, negative
+        found = unpack_drafts(plan, drafts)
+        return lambda: found
+
+    def resume(self) -> None:
+        self._began += time.perf_counter()
 
     def collect(self, plan: StepPlan, executed: Executed | None) -> Callable[[], StepResult]:
         packed, used_graph = (executed.packed, executed.used_graph) if executed else (None, None)

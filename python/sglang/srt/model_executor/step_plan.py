@@ -106,6 +106,7 @@ class StepPlan:
     prefill: tuple[PrefillChunk, ...] = ()
     admissions: tuple[SlotAdmission, ...] = ()
     page_writes: tuple[PageWrite, ...] = ()
+    masked: bool = False  # the choice waits for the step's ``StepMidInput``
 
     def __post_init__(self) -> None:
         assert len(self.decode_slots) == len(self.decode_len_bounds)
@@ -117,6 +118,33 @@ class StepPlan:
     @property
     def num_rows(self) -> int:
         return len(self.decode_slots) + len(self.prefill)
+
+
+@dataclass(frozen=True, slots=True)
+class StepDrafts:
+    """What a masked speculative step is about to verify: the ids of every decode row's N nodes, rows in the
+    plan's order. Node 0 is the row's last token.
+    """
+
+    step_id: int
+    tokens: tuple[tuple[int, ...], ...]
+    parents: tuple[tuple[int, ...], ...] | None = (
+        None  # of a tree, the root's is -1; None: chains
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class StepMidInput:
+    """What the choices of a masked step wait for: the ids that some of its rows may choose.
+
+    ``masks`` are int32 words in native order, [len(rows), num_nodes, words]: bit ``t % 32`` of word
+    ``t // 32`` allows id ``t``. Rows that are not named may choose anything.
+    """
+
+    step_id: int
+    rows: tuple[int, ...] = ()  # as in the result, ascending
+    num_nodes: int = 1
+    masks: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

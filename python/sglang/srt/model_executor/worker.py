@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from sglang.srt.mem_cache.pool import KVPool
@@ -9,12 +11,22 @@ from sglang.srt.model_executor.accept import TokenRewriter
 from sglang.srt.model_executor.agreement import Agreement
 from sglang.srt.model_executor.config import WorkerConfig
 from sglang.srt.model_executor.drafter import Drafter
-from sglang.srt.model_executor.results import Executed, pack
+from sglang.srt.model_executor.results import DraftNodes, Executed, pack
 from sglang.srt.model_executor.slot_state import SlotState
-from sglang.srt.model_executor.step import StepRunner
+from sglang.srt.model_executor.step import Forward, StepRunner
 from sglang.srt.model_executor.step_graphs import DecodeSteps
-from sglang.srt.model_executor.step_plan import StepKind, StepPlan
+from sglang.srt.model_executor.step_plan import StepKind, StepMidInput, StepPlan
+from sglang.srt.sampling.rows import choice_masks
 from sglang.srt.sampling.sampler import StepSampler
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A masked step up to its choices."""
+
+    plan: StepPlan
+    forward: Forward
+    drafts: DraftNodes | None  # of a speculative step
 
 
 class Worker:
@@ -58,12 +70,38 @@ class Worker:
             self._agreement.check(plan.step_id)
         return executed
 
-    def _execute(self, plan: StepPlan) -> Executed | None:
+    @torch.inference_mode()
+    def begin(self, plan: StepPlan) -> Begun:
+        """Launch a masked plan up to its choices."""
+        assert plan.masked and plan.num_rows
+        self._prepare(plan)
+        forward = self._runner.forward(plan)
+        self.sampler.admit(plan.admissions)
+        tree = forward.batch.tree
+        drafts = DraftNodes(tree.tokens, None if tree.mask is None else tree.parents)
+        return Begun(plan, forward, drafts if plan.draft_len else None)
+
+    @torch.inference_mode()
+    def finish(self, begun: Begun, masks: StepMidInput) -> Executed:
+        """Launch the rest of it."""
+        plan = begun.plan
+        assert masks.step_id == plan.step_id, f"masks of step {masks.step_id} for step {plan.step_id}"
+        allowed = choice_masks(masks, self.state.device) if masks.rows else None
+        executed = Executed(pack(self._runner.finish(plan, begun.forward, allowed)))
+        if self._agreement is not None:
+            self._agreement.check(plan.step_id)
+        return executed
+
+    def _prepare(self, plan: StepPlan) -> None:
         self._check(plan)
         self.state.admit(plan.admissions)
         if self.drafter is not None:
             self.drafter.admit(plan.admissions)
         self.state.write_pages(plan.page_writes)
+
+    def _execute(self, plan: StepPlan) -> Executed | None:
+        assert not plan.masked, "a masked plan is begun, then finished"
+        self._prepare(plan)
         forward = None
         is_idle = plan.kind is StepKind.IDLE or plan.num_rows == 0
         if not is_idle and (self._decode_steps is None or plan.prefill):

@@ -3,20 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
 from sgl_kernel.sampling.choose import ChoiceBuffers, choose
 from sgl_kernel.sampling.filters.ops import filter_cutoffs
+from sgl_kernel.sampling.masks.ops import apply_masks
 from sgl_kernel.sampling.rows import Depths, NodeRows
 from sgl_kernel.sampling.rules.ops import apply_rules, count_outputs
 from sglang.srt.model_executor.step_plan import SlotAdmission
 from sglang.srt.sampling.kernel_rules import KernelRules
-from sglang.srt.sampling.rows import Choice, ChoiceRows
+from sglang.srt.sampling.rows import Choice, ChoiceMasks, ChoiceRows
 from sglang.srt.sampling.states import SamplingStates
+from sglang.srt.utils.upload import upload
 
 _SCRATCH_LINES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class NodeMasks:
+    """Ids that rows may choose, as a kernel reads them."""
+
+    which: torch.Tensor  # [R] int32: the row's place in ``bits``; below 0: it may choose any
+    bits: torch.Tensor  # [G, N, words] int32
+
+    @staticmethod
+    def of(masks: ChoiceMasks, num_rows: int) -> NodeMasks:
+        which = [-1] * num_rows
+        for place, row in enumerate(masks.rows_cpu):
+            which[row] = place
+        return NodeMasks(upload(which, torch.int32, masks.bits.device), masks.bits)
 
 
 class KernelSampler:
@@ -58,21 +75,27 @@ class KernelSampler:
         """Whether noise takes part in the choice of some row (asked on the host)."""
         return any(self.states.is_sampled(slot) for slot in slots_cpu)
 
-    def choose(self, logits: torch.Tensor, rows: ChoiceRows) -> Choice:
+    def choose(self, logits: torch.Tensor, rows: ChoiceRows, masks: ChoiceMasks | None = None) -> Choice:
         """``choose_nodes`` as ``Sampler.choose`` is called. logits: [R * N, V] float32, used up."""
         kind, depths = Depths.CHAIN, None
         if rows.mask is not None:
             kind, depths = Depths.TREE, rows.depths.contiguous()
         nodes = NodeRows(rows.slots, rows.root_index, rows.num_nodes, kind, depths)
         mask = None if rows.mask is None else rows.mask.contiguous()
-        return Choice(*self.choose_nodes(logits, nodes, rows.tokens.contiguous(), mask))
+        allowed = None if masks is None else NodeMasks.of(masks, len(rows.slots_cpu))
+        return Choice(*self.choose_nodes(logits, nodes, rows.tokens.contiguous(), mask, allowed))
 
     def count(self, rows: ChoiceRows, tokens: torch.Tensor, num_tokens: torch.Tensor) -> None:
         """Take note of what rows put out. tokens: [R, C] int64; num_tokens: [R] int64."""
         self.count_rows(rows.slots, tokens, num_tokens)
 
     def choose_nodes(
-        self, logits: torch.Tensor, rows: NodeRows, tokens: torch.Tensor, mask: torch.Tensor | None = None
+        self,
+        logits: torch.Tensor,
+        rows: NodeRows,
+        tokens: torch.Tensor,
+        mask: torch.Tensor | None = None,
+        allowed: NodeMasks | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The token that follows each node, and whether its logits were broken: [R, N] int64, bool.
 
@@ -82,6 +105,8 @@ class KernelSampler:
         Rows with ``lines`` have logits [T, V] and results [T].
         """
         apply_rules(logits, rows, tokens, self.rules.states, mask=mask, pdl=self._pdl)
+        if allowed is not None:
+            apply_masks(logits, rows, allowed.which, allowed.bits, pdl=self._pdl)
         cutoffs = self._cutoffs(logits, rows)
         buffers = ChoiceBuffers.make(logits.shape[0], logits.shape[1], logits.device)
         heat, seed = self.states.temperature, self.states.seed

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
+from sglang.srt.model_executor.step_plan import StepMidInput
 from sglang.srt.utils.upload import upload
 
 
@@ -85,6 +87,34 @@ class RowPick:
             values[self.index] = part
         elif part is not values:
             values.copy_(part)
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceMasks:
+    """Ids that G of the rows may choose; the other rows may choose any."""
+
+    rows_cpu: tuple[int, ...]  # length G, ascending
+    bits: torch.Tensor  # [G, N, words] int32: bit t % 32 of word t // 32 allows id t
+
+    def take(self, rows_cpu: Sequence[int]) -> ChoiceMasks | None:
+        """Of some of the rows, counted among these; None if none of them has a mask."""
+        places = [(new, self.rows_cpu.index(row)) for new, row in enumerate(rows_cpu) if row in self.rows_cpu]
+        if not places:
+            return None
+        kept = upload([place for _, place in places], torch.int64, self.bits.device)
+        return ChoiceMasks(tuple(new for new, _ in places), self.bits[kept])
+
+    def allowed(self, vocab_size: int) -> torch.Tensor:
+        """[G, N, V] bool."""
+        shifts = torch.arange(32, dtype=torch.int32, device=self.bits.device)
+        bits = (self.bits[..., None] >> shifts) & 1  # [G, N, words, 32]
+        return bits.flatten(-2)[..., :vocab_size].bool()
+
+
+def choice_masks(masks: StepMidInput, device: torch.device) -> ChoiceMasks:
+    """As the host has made them."""
+    words = np.frombuffer(masks.masks, np.int32).reshape(len(masks.rows), masks.num_nodes, -1)
+    return ChoiceMasks(masks.rows, torch.from_numpy(words.copy()).to(device))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,10 @@ import torch
 
 from sglang.srt.model_executor.step_plan import SlotAdmission
 from sglang.srt.sampling.penalties import PenaltiesState
-from sglang.srt.sampling.rows import Choice, ChoiceRows
+from sglang.srt.sampling.rows import Choice, ChoiceMasks, ChoiceRows
 from sglang.srt.sampling.states import SamplingStates
 from sglang.srt.sampling.token_rules import LogitBiasState, MinNewTokensState
+from sglang.srt.utils.upload import upload
 
 
 class StepSampler(Protocol):
@@ -24,7 +25,7 @@ class StepSampler(Protocol):
 
     def any_sampled(self, slots_cpu: Sequence[int]) -> bool: ...
 
-    def choose(self, logits: torch.Tensor, rows: ChoiceRows) -> Choice: ...
+    def choose(self, logits: torch.Tensor, rows: ChoiceRows, masks: ChoiceMasks | None = None) -> Choice: ...
 
     def count(self, rows: ChoiceRows, tokens: torch.Tensor, num_tokens: torch.Tensor) -> None: ...
 
@@ -54,8 +55,8 @@ class Sampler:
         """Whether noise takes part in the choice of some row (asked on the host)."""
         return any(self.states.is_sampled(slot) for slot in slots_cpu)
 
-    def choose(self, logits: torch.Tensor, rows: ChoiceRows) -> Choice:
-        """The token that follows each node.
+    def choose(self, logits: torch.Tensor, rows: ChoiceRows, masks: ChoiceMasks | None = None) -> Choice:
+        """The token that follows each node, of those that ``masks`` allow.
 
         logits: [R * N, V] float32 or float64, used up (changed in place). Equal scores: the lowest
         id wins. A node whose logits are not finite is faulty and gets token 0.
@@ -63,6 +64,9 @@ class Sampler:
         # Any NaN or infinity makes the sum so, and a sum costs one pass.
         faulty = ~logits.sum(dim=-1).isfinite().view_as(rows.tokens)
         nodes = logits.view(*rows.tokens.shape, -1)
+        if masks is not None:
+            masked = upload(masks.rows_cpu, torch.int64, nodes.device)
+            nodes[masked] = nodes[masked].masked_fill_(~masks.allowed(nodes.shape[-1]), -torch.inf)
         for rule in self._rules:
             picked = rows.pick(rule.needs)
             if picked is not None:

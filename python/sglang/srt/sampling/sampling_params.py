@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -9,6 +10,7 @@ GREEDY_BELOW = 1e-6
 MAX_STOPS = 32
 MAX_STOP_IDS = 256  # a slot's lists of ids have a fixed size on a GPU, and what one device takes all do
 MAX_LOGIT_BIASES = 1024
+MAX_GRAMMAR_LEN = 1 << 20
 LARGEST_INT = 2**31 - 1  # of counts, limits and ids: sums of them still fit in a device's int64
 LARGEST_NUMBER = 1e30  # of what is multiplied, divided and added as float32
 
@@ -39,6 +41,11 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     sampling_seed: int | None = None
     speculative_draft_len: int | None = None  # most drafts accepted a step; 0: plain choice only
+    # What the output must be; at most one of them. Given as text, or (json_schema, structural_tag) as JSON.
+    json_schema: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: str | None = None
 
     @property
     def greedy(self) -> bool:
@@ -61,6 +68,8 @@ class SamplingParams:
             merged["stop_token_ids"] = _ids("stop_token_ids", merged["stop_token_ids"])
         if "logit_bias" in merged:
             merged["logit_bias"] = _biases(merged["logit_bias"])
+        for name in _GRAMMAR_FIELDS & merged.keys():
+            merged[name] = _grammar(name, merged[name])
         params = SamplingParams(**{name: _typed(name, value) for name, value in merged.items()})
         params._check()
         return params
@@ -108,6 +117,8 @@ class SamplingParams:
         for name in sorted(_INT_FIELDS - {"sampling_seed"}):
             value = getattr(self, name)
             need(value is None or value <= LARGEST_INT, f"{name} must be at most {LARGEST_INT}, got {value}")
+        given_grammars = [name for name in sorted(_GRAMMAR_FIELDS) if getattr(self, name) is not None]
+        need(len(given_grammars) <= 1, f"{' and '.join(given_grammars)} are given: only one of them can be")
         seed = self.sampling_seed
         need(seed is None or -(2**63) <= seed < 2**63, f"sampling_seed must fit in 64 bits, got {seed}")
 
@@ -120,6 +131,8 @@ _FLOAT_FIELDS = {
     "temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty",
 }  # fmt: skip
 _BOOL_FIELDS = {"ignore_eos", "skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim"}
+
+_GRAMMAR_FIELDS = {"json_schema", "regex", "ebnf", "structural_tag"}
 
 
 def _typed(name: str, value: Any) -> Any:
@@ -149,6 +162,19 @@ def _strings(name: str, value: Any) -> tuple[str, ...]:
             f"{name} must be Unicode text, without half a surrogate pair, got {value!r}"
         )
     return items
+
+
+def _grammar(name: str, value: Any) -> str:
+    if name in ("json_schema", "structural_tag") and isinstance(value, dict | bool):
+        value = json.dumps(value, ensure_ascii=True)
+    if not isinstance(value, str):
+        kinds = "text or an object" if name in ("json_schema", "structural_tag") else "text"
+        raise SamplingParamsError(f"{name} must be {kinds}, got {value!r}")
+    if len(value) > MAX_GRAMMAR_LEN:
+        raise SamplingParamsError(f"{name} may have at most {MAX_GRAMMAR_LEN} characters, got {len(value)}")
+    if any("\ud800" <= char <= "\udfff" for char in value):
+        raise SamplingParamsError(f"{name} must be Unicode text, without half a surrogate pair")
+    return value
 
 
 def _ids(name: str, value: Any) -> tuple[int, ...]:

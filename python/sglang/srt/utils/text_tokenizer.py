@@ -95,8 +95,13 @@ class TextTokenizer:
         """The byte that a token like <0x0A> stands for, in a tokenizer that has such tokens."""
         return self._codec.fallback_byte(token_id)
 
+    @property
+    def has_byte_fallback(self) -> bool:
+        """Whether what the vocabulary lacks is spelled by tokens like <0x0A> (sentencepiece's way)."""
+        return self._codec.has_byte_fallback
+
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes of a token of a byte-level tokenizer; empty for an id that it lacks."""
+        """The bytes of a token, if it ``is_byte_level`` or ``has_byte_fallback``; empty for one it lacks."""
         return self._codec.token_bytes(token_id)
 
 

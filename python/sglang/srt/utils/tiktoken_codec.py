@@ -83,6 +83,10 @@ class TiktokenCodec:
         return self._skipped
 
     @property
+    def has_byte_fallback(self) -> bool:
+        return False
+
+    @property
     def is_byte_level(self) -> bool:
         return True
 

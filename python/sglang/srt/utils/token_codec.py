@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 # Most characters that a normaliser makes one of; others may shorten a text without limit.
 _SHRINKING = {None: 1, "NFC": 4}
+_VISIBLE_BLANK = "\u2581"
 _FALLBACK_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
@@ -36,8 +37,15 @@ class TokenCodec(Protocol):
 
     def token_id(self, token: str) -> int | None: ...
 
+    @property
+    def has_byte_fallback(self) -> bool:
+        """Whether what the vocabulary lacks is spelled by tokens like <0x0A> (sentencepiece's way)."""
+        ...
+
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes of a token of a byte-level vocabulary; empty for an id that it lacks."""
+        """The bytes of a token of a byte-level vocabulary, or of one with byte fallback (where the blank
+        before a text's first word is one of them); empty for an id that it lacks.
+        """
         ...
 
     def fallback_byte(self, token_id: int) -> bytes | None:
@@ -119,12 +127,16 @@ class FastCodec:
         parts = decoder.get("decoders", []) if decoder.get("type") == "Sequence" else [decoder]
         return tuple(part.get("type", "") for part in parts)
 
-    @property
+    @cached_property
     def is_byte_level(self) -> bool:
         return self._decoder_kinds == ("ByteLevel",)
 
+    @property
+    def has_byte_fallback(self) -> bool:
+        return "ByteFallback" in self._decoder_kinds
+
     def fallback_byte(self, token_id: int) -> bytes | None:
-        if "ByteFallback" not in self._decoder_kinds:
+        if not self.has_byte_fallback:
             return None
         match = _FALLBACK_TOKEN.fullmatch(self._tokenizer.id_to_token(token_id) or "")
         return None if match is None else bytes.fromhex(match.group(1))
@@ -133,6 +145,9 @@ class FastCodec:
         token = self._tokenizer.id_to_token(token_id)
         if token is None:
             return b""
+        if not self.is_byte_level:
+            byte = self.fallback_byte(token_id)
+            return token.replace(_VISIBLE_BLANK, " ").encode() if byte is None else byte
         table = _BYTE_OF_CHARACTER
         if all(character in table for character in token):
             return bytes(table[character] for character in token)

@@ -78,10 +78,7 @@ _HINTS: Final[dict[str, tuple[str, ...]]] = {
         "lora-target-modules", "max-loaded-loras", "lora-eviction-policy", "enable-lora-overlap-loading",
     ),
     _NO_PARSERS: ("reasoning-parser", "tool-call-parser"),
-    "constrained decoding is not supported: leave it out": (
-        "grammar-backend", "constrained-json-whitespace-pattern", "disable-outlines-disk-cache",
-        "constrained-json-disable-any-whitespace",
-    ),
+    "outlines is not used here: leave it out": ("disable-outlines-disk-cache",),
     "requests run first come, first served: leave it out": (
         "schedule-policy", "schedule-conservativeness", "enable-priority-scheduling", "retraction-policy",
         "enable-prefill-delayer", "num-continuous-decode-steps", "scheduler-recv-interval",

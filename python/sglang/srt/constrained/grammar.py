@@ -1,0 +1,105 @@
+"""What a grammar is, and what the rest of the server asks of a library that knows grammars. Plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from sglang.srt.sampling.sampling_params import SamplingParams
+
+Masks = npt.NDArray[np.int32]
+"""[N, words]: bit ``t % 32`` of word ``t // 32`` of a row says whether token ``t`` may be chosen."""
+
+ANYTHING: Final = -1
+"""A word of a mask that forbids nothing."""
+
+
+class GrammarError(ValueError):
+    """A grammar that can't be used; the message is for the user who sent it."""
+
+
+class GrammarKind(StrEnum):
+    JSON = "json_schema"
+    REGEX = "regex"
+    EBNF = "ebnf"
+    STRUCTURAL_TAG = "structural_tag"
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarSpec:
+    kind: GrammarKind
+    text: str
+
+    def params(self) -> dict[str, str]:
+        """As a sampling parameter."""
+        return {self.kind.value: self.text}
+
+
+def spec_of(params: SamplingParams) -> GrammarSpec | None:
+    """The grammar that a request asks for; there is at most one."""
+    for kind in GrammarKind:
+        text = getattr(params, kind.value)
+        if text is not None:
+            return GrammarSpec(kind, text)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class JsonOptions:
+    """--constrained-json-*."""
+
+    whitespace_pattern: str | None = None
+    any_whitespace: bool = True
+
+
+class Matcher(Protocol):
+    """How far one text has come in its grammar."""
+
+    @property
+    def is_terminated(self) -> bool:
+        """Whether the text has ended: an end-of-text token has been accepted."""
+        ...
+
+    def accept(self, token: int) -> bool:
+        """Go on with ``token``; False, and nothing changes, if the grammar forbids it."""
+        ...
+
+    def rollback(self, count: int) -> None:
+        """Take back the last ``count`` tokens accepted."""
+        ...
+
+    def fill(self, masks: Masks, row: int) -> None:
+        """The tokens that may come next. Not for a text that has ended."""
+        ...
+
+
+class CompiledGrammar(Protocol):
+    @property
+    def num_bytes(self) -> int: ...
+
+    def matcher(self) -> Matcher:
+        """Of a text that has no token yet."""
+        ...
+
+
+class GrammarBackend(Protocol):
+    """Called by several threads."""
+
+    def compile(self, spec: GrammarSpec) -> CompiledGrammar:
+        """
+        Raises:
+            GrammarError: the grammar is wrong, or has a part that this backend does not know.
+        """
+        ...
+
+
+def one_line(complaint: str) -> str:
+    """A library's complaint without the place in its source, of bounded length."""
+    text = " ".join(complaint.split())
+    if text.startswith("[") and ": " in text:  # "[time] file:line: what is wrong"
+        text = text.partition(": ")[2]
+    return text[:500]

@@ -1,0 +1,134 @@
+"""Requests with a grammar: they wait until it is compiled, and their rows get masks in every step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sglang.srt.constrained.compiling import Compilation, GrammarCompiler
+from sglang.srt.constrained.constraint import Constraint
+from sglang.srt.constrained.grammar import GrammarSpec
+from sglang.srt.managers.finish import BAD_REQUEST, Finisher, abort_reason
+from sglang.srt.managers.io_struct import FinishReason
+from sglang.srt.managers.planner import PlannedStep
+from sglang.srt.managers.request import Request, RequestState
+from sglang.srt.managers.request_table import RequestTable
+from sglang.srt.managers.stop_checker import StopHit
+from sglang.srt.model_executor.step_plan import StepDrafts, StepMidInput
+
+NO_BACKEND = (
+    "this server was started with --grammar-backend none: json_schema, regex, ebnf, structural_tag and"
+    " response_format can't be used"
+)
+DEAD_END = "no token of this model's vocabulary goes on as the grammar wants: the output ends here"
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    request: Request
+    compilation: Compilation
+
+
+class Grammars:
+    def __init__(self, compiler: GrammarCompiler | None, table: RequestTable, finisher: Finisher) -> None:
+        """``compiler`` None: --grammar-backend none."""
+        self._compiler = compiler
+        self._table = table
+        self._finisher = finisher
+        self._held: list[_Held] = []
+
+    @property
+    def has_backend(self) -> bool:
+        return self._compiler is not None
+
+    @property
+    def is_compiling(self) -> bool:
+        return bool(self._held)
+
+    # ---- before a request may run
+
+    def enqueue(self, request: Request, spec: GrammarSpec) -> None:
+        """The request waits for its grammar, then as all others do."""
+        assert self._compiler is not None
+        self._table.hold(request)
+        self._held.append(_Held(request, self._compiler.compilation(spec)))
+        self.release_ready()
+
+    def release_ready(self) -> None:
+        """Let those run whose grammars are there; answer those whose grammars can't be used."""
+        if not self._held:
+            return
+        assert self._compiler is not None
+        self._compiler.poll()
+        still_held = []
+        for held in self._held:
+            request, compilation = held.request, held.compilation
+            if request.state is not RequestState.HELD:  # aborted meanwhile
+                continue
+            if compilation.error is not None:
+                self._finisher.finish(request, abort_reason(compilation.error, BAD_REQUEST))
+            elif compilation.compiled is None:
+                still_held.append(held)
+            else:
+                request.constraint = Constraint(
+                    compilation.compiled.matcher(),
+                    self._compiler.vocabulary,
+                    request.params.min_new_tokens,
+                    tuple(sorted(request.stop_ids)),
+                    request.reasoning_end,
+                )
+                self._table.release_held(request)
+        self._held = still_held
+
+    def wait(self, timeout_s: float) -> None:
+        """There is nothing else to do."""
+        assert self._compiler is not None
+        self._compiler.wait(timeout_s)
+
+    # ---- in a step
+
+    @staticmethod
+    def masks(step: PlannedStep, drafts: StepDrafts | None) -> StepMidInput:
+        """For a masked step, when everything launched before it has been committed.
+
+        ``drafts``: of a speculative one.
+        """
+        plan = step.plan
+        first_chunk = len(plan.decode_slots)
+        rows, parts, num_nodes = [], [], 1
+        for row, request in enumerate((*step.decode_requests, *step.prefill_requests)):
+            constraint = request.constraint
+            if constraint is None or request.finish is not None:
+                continue
+            if row >= first_chunk and not plan.prefill[row - first_chunk].is_last:
+                continue
+            tokens: Sequence[int] = request.ids[-1:]
+            parents = None
+            if drafts is not None:
+                tokens = drafts.tokens[row]
+                parents = None if drafts.parents is None else drafts.parents[row]
+            num_nodes = len(tokens)
+            rows.append(row)
+            parts.append(
+                constraint.masks(request.num_outputs, tokens, parents, request.max_accepted(plan.draft_len))
+            )
+        masks = np.stack(parts).tobytes() if parts else b""
+        return StepMidInput(plan.step_id, tuple(rows), num_nodes, masks)
+
+
+def held_to_grammar(request: Request, tokens: Sequence[int], hit: StopHit | None) -> StopHit | None:
+    """The grammar takes the new ids; ``hit``: where they stop without it. Where they stop with it."""
+    constraint = request.constraint
+    if constraint is None:
+        return hit
+    num_kept = hit.num_kept if hit is not None else len(tokens)
+    for count, token in enumerate(tokens[:num_kept], start=1):
+        if not constraint.advance(token):
+            return StopHit(count - 1, abort_reason(DEAD_END, BAD_REQUEST))
+        if constraint.is_terminated:
+            if hit is not None and count == num_kept:
+                return hit
+            return StopHit(count, FinishReason(type="stop", matched=token))
+    return hit
