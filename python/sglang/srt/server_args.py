@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from sglang.srt.configs.graph_args import attention_backend, check_graph_flags, replaced_on_cpu
 from sglang.srt.configs.grammar_args import BACKENDS, check_grammar_flags
+from sglang.srt.configs.graph_args import attention_backend, check_graph_flags, replaced_on_cpu
+from sglang.srt.configs.parser_args import REASONING_PARSERS, TOOL_CALL_PARSERS
 from sglang.srt.configs.quant_args import QUANTIZATIONS
 from sglang.srt.configs.speculative_args import (
     Threshold,
@@ -84,6 +85,12 @@ class ServerArgs:
     weight_version: str = flag("default", str, "model", "shown in meta_info and /model_info")
     chat_template: str | None = flag(
         None, str, "model", "Jinja file to use instead of the tokenizer's template"
+    )
+    tool_call_parser: str | None = flag(
+        None, str, "model", "how the model writes calls of tools", choices=TOOL_CALL_PARSERS
+    )
+    reasoning_parser: str | None = flag(
+        None, str, "model", "how the model marks its reasoning", choices=REASONING_PARSERS
     )
     sampling_defaults: str = flag(
         "model",

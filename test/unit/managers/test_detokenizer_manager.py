@@ -53,6 +53,20 @@ def test_special_tokens(tokenizer: TextTokenizer) -> None:
     assert hidden.outputs[0].new_text == "a<think now>"
 
 
+@pytest.mark.parametrize("kept", [False, True])
+def test_the_id_that_ended_it_is_cut(tokenizer: TextTokenizer, kept: bool) -> None:
+    """Special or not, and shown or not; as a stop string is, and with the same way to keep it."""
+    manager = DetokenizerManager(tokenizer)
+    end = tokenizer.encode("<|end|>")
+    for ids, shown in (([*b"ab", *end], "ab<|end|>"), (list(b"abc"), "abc")):
+        finish = FinishReason("stop", matched=ids[-1])
+        given = output("a", ids, finish=finish, skip_special_tokens=False, no_stop_trim=kept)
+        (text,) = manager.handle(TokenBatch([given])).outputs
+        assert (text.new_text, text.new_ids) == (shown if kept else "ab", ids)
+    longest = output("a", list(b"abc"), finish=FinishReason("length", length=3))
+    assert manager.handle(TokenBatch([longest])).outputs[0].new_text == "abc"
+
+
 def test_stop_strings_are_held_back_and_cut(tokenizer: TextTokenizer) -> None:
     manager = DetokenizerManager(tokenizer)
     texts = []

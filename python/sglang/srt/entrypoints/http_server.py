@@ -24,6 +24,7 @@ from sglang.srt.entrypoints.context import ServerContext
 from sglang.srt.entrypoints.middleware import ApiKeyMiddleware, RequestCountMiddleware
 from sglang.srt.entrypoints.native_api import generates, native_router
 from sglang.srt.entrypoints.openai.api import openai_router
+from sglang.srt.entrypoints.parse_api import parse_router
 from sglang.srt.entrypoints.prepare import Prepared, StartError
 from sglang.srt.entrypoints.server_runtime import ServerRuntime, metrics_folder
 from sglang.srt.managers.text_request import RequestError
@@ -41,6 +42,7 @@ def build_app(context: ServerContext) -> ASGIApp:
     app = FastAPI(title="SGLang-compatible server", openapi_url=None)  # no schema: bodies are read by hand
     app.include_router(native_router(context))
     app.include_router(openai_router(context))
+    app.include_router(parse_router())
     app.add_exception_handler(RequestValidationError, _invalid_body)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _internal_error)

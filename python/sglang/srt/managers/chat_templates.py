@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import jinja2
+from jinja2 import meta
 from jinja2.ext import Extension, loopcontrols
 from jinja2.nodes import Node
 from jinja2.parser import Parser
@@ -20,6 +21,7 @@ from sglang.srt.utils.text_tokenizer import TextTokenizer, TokenizerError
 
 _DEFAULT: Final = "default"
 _FOR_TOOLS: Final = "tool_use"
+_TOOL_VARIABLES: Final = frozenset({"tools", "tools_ts_str"})
 _SET_HERE: Final = frozenset({"messages", "add_generation_prompt", "self"})
 
 
@@ -59,6 +61,8 @@ class ChatTemplate:
         except jinja2.TemplateSyntaxError as error:
             raise TokenizerError(f"the chat template is not valid Jinja: {error}") from error
         self._special_tokens = dict(special_tokens)
+        variables = meta.find_undeclared_variables(environment.parse(tool_source or source))
+        self.takes_tools = not variables.isdisjoint(_TOOL_VARIABLES)
         self._is_kimi = is_kimi or "tools_ts_str" in source
 
     def render(

@@ -56,9 +56,16 @@ class DetokenizerManager:
         if output.finish is None:
             text = decoder.push(output.new_ids)
         else:
-            text = decoder.finish(output.new_ids, output.stop_trim)
+            text = decoder.finish(_shown_ids(output), output.stop_trim)
             del self._decoders[output.rid]
         return TextOutput(output.rid, text, output.new_ids, output.stats, output.finish)
+
+
+def _shown_ids(output: TokenOutput) -> list[int]:
+    """Without the id that ended the request, which is no part of what it says."""
+    finish = output.finish
+    stopped = finish is not None and finish.type == "stop" and isinstance(finish.matched, int)
+    return output.new_ids[:-1] if stopped and not output.no_stop_trim else output.new_ids
 
 
 def serve(config: DetokenizerConfig, receiver: Receiver[TokenBatch], sender: Sender) -> None:

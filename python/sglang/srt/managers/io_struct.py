@@ -100,6 +100,7 @@ class TokenOutput(msgspec.Struct, frozen=True, gc=False):
     # Stop strings the request was given; empty with no_stop_trim. The detokenizer holds back a tail
     # of the text that may turn out to begin one of them.
     stop: tuple[str, ...] = ()
+    no_stop_trim: bool = False  # the id that ended it is part of the text
 
 
 class TokenBatch(Message, frozen=True):

@@ -30,6 +30,7 @@ class OutputQueue:
                 skip_special_tokens=params.skip_special_tokens,
                 spaces_between_special_tokens=params.spaces_between_special_tokens,
                 stop=() if params.no_stop_trim else params.stop,
+                no_stop_trim=params.no_stop_trim,
             )
         )
         request.num_emitted = num_outputs

@@ -14,7 +14,6 @@ _GRAPHS: Final = (
 _ONE_DEVICE: Final = "this server runs on one device: leave it out"
 _CHAIN_OR_TREE: Final = "only EAGLE-3 drafters are supported: leave it out"
 _NO_LORA: Final = "serve a merged checkpoint instead"
-_NO_PARSERS: Final = "the reply's text is returned as the model wrote it: parse it in the client"
 _NO_QUANT: Final = "a checkpoint is used as its files are quantised, and nothing else is: leave it out"
 _ATTENTION: Final = "one backend serves prefill and decode: use --attention-backend"
 
@@ -77,7 +76,6 @@ _HINTS: Final[dict[str, tuple[str, ...]]] = {
         "enable-lora", "lora-paths", "max-loras-per-batch", "max-lora-rank", "lora-backend",
         "lora-target-modules", "max-loaded-loras", "lora-eviction-policy", "enable-lora-overlap-loading",
     ),
-    _NO_PARSERS: ("reasoning-parser", "tool-call-parser"),
     "outlines is not used here: leave it out": ("disable-outlines-disk-cache",),
     "requests run first come, first served: leave it out": (
         "schedule-policy", "schedule-conservativeness", "enable-priority-scheduling", "retraction-policy",

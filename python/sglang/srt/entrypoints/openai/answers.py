@@ -20,7 +20,13 @@ def ending(sample: Sample) -> dict[str, Any]:
     return {"finish_reason": finish.type, "matched_stop": finish.matched}
 
 
-def usage(samples: Sequence[Sample]) -> dict[str, Any]:
+def no_reasoning(_: Sample) -> int:
+    return 0
+
+
+def usage(
+    samples: Sequence[Sample], count_reasoning: Callable[[Sample], int] = no_reasoning
+) -> dict[str, Any]:
     """A prompt counts once, however many samples are made of it."""
     prompts = {id(sample.request): sample.stats.prompt_tokens for sample in samples}
     prompt_tokens = sum(prompts.values())
@@ -29,13 +35,17 @@ def usage(samples: Sequence[Sample]) -> dict[str, Any]:
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
-        "reasoning_tokens": 0,
+        "reasoning_tokens": sum(map(count_reasoning, samples)),
         "prompt_tokens_details": None,
     }
 
 
 async def stream_chunks(
-    envelope: dict[str, Any], group: Group, make_choices: MakeChoice, options: StreamOptions | None
+    envelope: dict[str, Any],
+    group: Group,
+    make_choices: MakeChoice,
+    options: StreamOptions | None,
+    count_reasoning: Callable[[Sample], int] = no_reasoning,
 ) -> AsyncIterator[dict[str, Any]]:
     """A chunk for each choice that ``make_choices`` makes of a sample's news, and the usage at the end.
 
@@ -48,7 +58,7 @@ async def stream_chunks(
         for choice in make_choices(index, sample, delta):
             chunk = {**envelope, "choices": [choice], "usage": None}
             if options.continuous_usage_stats:
-                chunk["usage"] = usage([sample])
+                chunk["usage"] = usage([sample], count_reasoning)
             yield chunk
     if options.include_usage:
-        yield {**envelope, "choices": [], "usage": usage(group.samples)}
+        yield {**envelope, "choices": [], "usage": usage(group.samples, count_reasoning)}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import time
 from typing import Any
 
@@ -10,9 +12,17 @@ from starlette.responses import JSONResponse, Response
 
 from sglang.srt.entrypoints.answering import EventStream, finished_or_gone, gone_response, openai_error
 from sglang.srt.entrypoints.context import ServerContext, new_rid
-from sglang.srt.entrypoints.openai.answers import ending, stream_chunks, usage
+from sglang.srt.entrypoints.openai.answers import stream_chunks, usage
+from sglang.srt.entrypoints.openai.chat_choices import StreamChoices, whole_choice
 from sglang.srt.entrypoints.openai.protocol import ChatBody
-from sglang.srt.managers.text_request import Delta, RequestError, Sample, TextRequest
+from sglang.srt.entrypoints.openai.reply_format import (
+    offered_tools,
+    prompt_end,
+    reasoning_tokens,
+    reply_format,
+)
+from sglang.srt.function_call.registry import TOOL_FORMATS
+from sglang.srt.managers.text_request import RequestError, Sample, TextRequest
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -24,7 +34,9 @@ async def answer_chat(request: Request, body: ChatBody, context: ServerContext) 
     """
     body.refuse_unsupported()
     manager = context.manager
-    text_request = chat_request(body, context)
+    tools = offered_tools(body)
+    text_request = chat_request(body, context, tools)
+    form = reply_format(body, context.args, tools, prompt_end(text_request.prompt, manager.tokenizer))
     group = await manager.submit([text_request])
     envelope = {
         "id": text_request.rid,
@@ -32,21 +44,29 @@ async def answer_chat(request: Request, body: ChatBody, context: ServerContext) 
         "created": int(time.time()),
         "model": body.model or context.model_name,
     }
+
+    def count_reasoning(sample: Sample) -> int:
+        return reasoning_tokens(sample, form, manager.tokenizer)
+
     if body.stream:
         envelope["object"] = "chat.completion.chunk"
-        events = stream_chunks(envelope, group, _Deltas().choices, body.stream_options)
+        choices = StreamChoices(form).choices
+        events = stream_chunks(envelope, group, choices, body.stream_options, count_reasoning)
         return EventStream(events, manager, group, openai_error)
     samples = await finished_or_gone(request, manager, group)
     if samples is None:
         return gone_response()
-    choices = [_choice(index, sample) for index, sample in enumerate(samples)]
-    return JSONResponse({**envelope, "choices": choices, "usage": usage(samples)})
+    whole = [whole_choice(index, sample, form) for index, sample in enumerate(samples)]
+    return JSONResponse({**envelope, "choices": whole, "usage": usage(samples, count_reasoning)})
 
 
-def chat_request(body: ChatBody, context: ServerContext) -> TextRequest:
+def chat_request(body: ChatBody, context: ServerContext, tools: list[dict[str, Any]]) -> TextRequest:
+    format_ = TOOL_FORMATS.get(context.args.tool_call_parser or "") if tools else None
+    if format_ is not None and format_.special_tokens and body.skip_special_tokens is None:
+        body = body.model_copy(update={"skip_special_tokens": False})  # the calls' marks are among them
     most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     return TextRequest(
-        prompt=_render(body, context) if body.input_ids is None else body.input_ids,
+        prompt=_render(body, context, tools) if body.input_ids is None else body.input_ids,
         sampling=body.sampling(context.sampling_defaults(), most),
         rid=body.rid or new_rid(),
         stream=body.stream,
@@ -54,7 +74,7 @@ def chat_request(body: ChatBody, context: ServerContext) -> TextRequest:
     )
 
 
-def _render(body: ChatBody, context: ServerContext) -> str:
+def _render(body: ChatBody, context: ServerContext, tools: list[dict[str, Any]]) -> str:
     if context.chat_template is None:
         raise RequestError(
             "the model has no chat template: start the server with --chat-template FILE,"
@@ -62,11 +82,15 @@ def _render(body: ChatBody, context: ServerContext) -> str:
         )
     if not body.messages:
         raise RequestError("messages must not be empty")
+    if tools and not context.chat_template.takes_tools:
+        raise RequestError(
+            "the model's chat template takes no tools: start the server with --chat-template FILE"
+        )
     messages = [_message(message) for message in body.messages]
     options = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort is not None:
         options.setdefault("reasoning_effort", body.reasoning_effort)
-    return context.chat_template.render(messages, options, body.continue_final_message)
+    return context.chat_template.render(messages, options, body.continue_final_message, tools)
 
 
 def _message(message: dict[str, Any]) -> dict[str, Any]:
@@ -74,6 +98,8 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
     role, content = message.get("role"), message.get("content")
     if role not in _ROLES:
         raise RequestError(f"a message's role must be one of {', '.join(_ROLES)}; got {role!r}")
+    if role == "assistant" and message.get("tool_calls"):
+        message = {**message, "tool_calls": _calls(message["tool_calls"])}
     if isinstance(content, str) or (content is None and role == "assistant"):
         return {**message, "content": content or ""}
     if not isinstance(content, list):
@@ -87,28 +113,16 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "content": " ".join(texts)}
 
 
-def _choice(index: int, sample: Sample) -> dict[str, Any]:
-    message = {"role": "assistant", "content": sample.text, "reasoning_content": None, "tool_calls": None}
-    return {"index": index, "message": message, "logprobs": None, **ending(sample)}
-
-
-class _Deltas:
-    """Choices of a stream: the role first, then the text, then how it ended."""
-
-    def __init__(self) -> None:
-        self._opened: set[int] = set()
-
-    def choices(self, index: int, sample: Sample, delta: Delta) -> list[dict[str, Any]]:
-        made = []
-        if index not in self._opened:
-            self._opened.add(index)
-            made.append(_delta(index, {"role": "assistant", "content": ""}))
-        if delta.text:
-            made.append(_delta(index, {"content": delta.text}))
-        if sample.finish is not None:
-            made.append({**_delta(index, {}), **ending(sample)})
-        return made
-
-
-def _delta(index: int, delta: dict[str, Any]) -> dict[str, Any]:
-    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, "matched_stop": None}
+def _calls(calls: Any) -> list[dict[str, Any]]:
+    """With arguments as objects, which is how templates read them; clients send them as JSON text."""
+    read = []
+    for call in calls if isinstance(calls, list) else [None]:
+        function = call.get("function") if isinstance(call, dict) else None
+        if call is None or not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise RequestError("each of a message's tool_calls must have a function with a name")
+        arguments = function.get("arguments")
+        if isinstance(arguments, str):
+            with contextlib.suppress(ValueError, RecursionError):  # a template may take the text itself
+                arguments = json.loads(arguments) if arguments.strip() else {}
+        read.append({**call, "function": {**function, "arguments": arguments}})
+    return read

@@ -111,6 +111,11 @@ class ChatBody(GenerationBody):
     max_completion_tokens: int | None = None
     input_ids: Ids | None = None
     continue_final_message: bool = False
+    tools: Messages | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool = True
+    separate_reasoning: bool = True
+    stream_reasoning: bool = True
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high"] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 

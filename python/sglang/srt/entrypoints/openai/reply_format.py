@@ -1,0 +1,118 @@
+"""How the reply to a chat request is to be read: from its tools, the server's parsers and the prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from sglang.srt.entrypoints.openai.protocol import ChatBody
+from sglang.srt.function_call.registry import TOOL_FORMATS
+from sglang.srt.function_call.tools import Tools
+from sglang.srt.managers.text_request import RequestError, Sample
+from sglang.srt.parser.reasoning import REASONING_FORMATS, ReasoningFormat
+from sglang.srt.parser.reply import ReplyFormat
+from sglang.srt.server_args import ServerArgs
+from sglang.srt.utils.text_tokenizer import TextTokenizer
+
+_PROMPT_END: Final = 16  # ids that are enough to see how a prompt ends
+
+
+def offered_tools(body: ChatBody) -> list[dict[str, Any]]:
+    """The tools that the model is told of; none with ``tool_choice`` none.
+
+    Raises:
+        RequestError: a tool, or the choice, is not what it must be.
+    """
+    tools = body.tools or []
+    check_tools(tools)
+    choice = body.tool_choice
+    if choice in (None, "auto"):
+        return tools
+    if choice == "none":
+        return []
+    named = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
+    name = named.get("name") if isinstance(named, dict) else None
+    if choice != "required" and name is None:
+        raise RequestError(
+            'tool_choice must be "auto", "none", "required" or'
+            ' {"type": "function", "function": {"name": ...}}'
+        )
+    if name is not None and name not in tool_names(tools).names:
+        raise RequestError(f"tool_choice names {name!r}, which is not among the tools")
+    raise RequestError("tool_choice can't force a call on this server: use auto, and say so in the prompt")
+
+
+def check_tools(tools: Any) -> None:
+    """
+    Raises:
+        RequestError: they are no list of functions.
+    """
+    if not isinstance(tools, list):
+        raise RequestError("tools must be a list")
+    for number, tool in enumerate(tools):
+        _check_tool(f"tools[{number}]", tool)
+
+
+def _check_tool(where: str, tool: Any) -> None:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    if (
+        not isinstance(tool, dict)
+        or tool.get("type", "function") != "function"
+        or not isinstance(function, dict)
+    ):
+        raise RequestError(f'{where} must be {{"type": "function", "function": {{"name": ...}}}}')
+    if not isinstance(function.get("name"), str) or not function["name"]:
+        raise RequestError(f"{where}.function.name must be a string that is not empty")
+    parameters = function.get("parameters")
+    if parameters is not None and not isinstance(parameters, dict):
+        raise RequestError(f"{where}.function.parameters must be a JSON schema (an object)")
+
+
+def tool_names(tools: Sequence[Mapping[str, Any]]) -> Tools:
+    functions = [tool["function"] for tool in tools]
+    return Tools({function["name"]: function.get("parameters") or {} for function in functions})
+
+
+def reply_format(
+    body: ChatBody, args: ServerArgs, tools: Sequence[Mapping[str, Any]], prompt_end: str
+) -> ReplyFormat:
+    """``prompt_end``: the end of the prompt, as text."""
+    reasoning = REASONING_FORMATS.get(args.reasoning_parser or "") if body.separate_reasoning else None
+    tool_format = TOOL_FORMATS.get(args.tool_call_parser or "") if tools else None
+    return ReplyFormat(
+        reasoning=reasoning,
+        reasoning_is_open=reasoning is not None and _is_open(reasoning, prompt_end, _begun(body)),
+        stream_reasoning=body.stream_reasoning,
+        tool_format=tool_format,
+        tools=tool_names(tools),
+        parallel_calls=body.parallel_tool_calls,
+    )
+
+
+def prompt_end(prompt: str | list[int], tokenizer: TextTokenizer) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    return tokenizer.decode(prompt[-_PROMPT_END:], skip_special_tokens=False)
+
+
+def _begun(body: ChatBody) -> str:
+    """The part of the reply that the client has written."""
+    content = body.messages[-1].get("content") if body.continue_final_message and body.messages else None
+    return content if isinstance(content, str) else ""
+
+
+def _is_open(form: ReasoningFormat, prompt: str, begun: str) -> bool:
+    if form.begin in begun or form.end in begun:
+        return begun.rfind(form.begin) > begun.rfind(form.end)
+    return form.is_open(prompt.removesuffix(begun))
+
+
+def reasoning_tokens(sample: Sample, form: ReplyFormat, tokenizer: TextTokenizer) -> int:
+    """Ids of the reply up to the end of its reasoning; 0 where the marks are no tokens of their own."""
+    if form.reasoning is None:
+        return 0
+    begin, end = (tokenizer.token_id(mark) for mark in (form.reasoning.begin, form.reasoning.end))
+    ids = sample.output_ids
+    if end is None or not (form.reasoning_is_open or begin in ids[:2]):
+        return 0
+    return ids.index(end) + 1 if end in ids else len(ids)

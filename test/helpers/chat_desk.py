@@ -1,0 +1,124 @@
+"""The HTTP application with a scheduler that answers by a script: what clients see of a known reply."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+from helpers.tiny_models import BASE_CONFIG
+from helpers.tiny_tiktoken import write_tiny_kimi
+
+from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.entrypoints.context import ServerContext
+from sglang.srt.entrypoints.http_server import build_app
+from sglang.srt.managers.chat_templates import load_chat_template
+from sglang.srt.managers.io_struct import FinishReason, GenerateRequest, RequestStats, TextBatch, TextOutput
+from sglang.srt.managers.text_metrics import NoTextMetrics
+from sglang.srt.managers.tokenizer_manager import Limits, TokenizerManager
+from sglang.srt.server_args import ServerArgs
+from sglang.srt.utils.text_tokenizer import TextTokenizer
+
+TEMPLATES = Path(__file__).resolve().parent / "chat_templates"
+URL = "/v1/chat/completions"
+
+
+class ChatDesk:
+    """``pieces`` is the reply to every request, ``finish`` how it ends; ``sent`` what the scheduler got."""
+
+    def __init__(self, folder: Path, template: str = "kimi.jinja", **args: Any) -> None:
+        write_tiny_kimi(folder)
+        (folder / "chat_template.jinja").write_text((TEMPLATES / template).read_text())
+        config = BASE_CONFIG | {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+        (folder / "config.json").write_text(json.dumps(config))
+        self.tokenizer = TextTokenizer.from_folder(folder)
+        self.pieces: list[str] = []
+        self.finish = FinishReason("stop", matched=7)
+        self.sent: list[GenerateRequest] = []
+        self._manager = TokenizerManager(
+            self.tokenizer, Limits(4096, 9999, self.tokenizer.vocab_size), self._take, NoTextMetrics(), 1
+        )
+        context = ServerContext(
+            args=ServerArgs(served_model_name="m", **args),
+            model=ModelConfig.from_folder(folder, None),
+            manager=self._manager,
+            chat_template=load_chat_template(self.tokenizer, None),
+            launch_command="",
+            started_ts=time.time(),
+            startup_time_s=0.0,
+        )
+        self._app = build_app(context)
+        self._answers: set[asyncio.Task[None]] = set()
+
+    def _take(self, message: Any) -> None:
+        if isinstance(message, GenerateRequest):
+            self.sent.append(message)
+            self._answers.add(asyncio.create_task(self._answer(message)))
+
+    async def _answer(self, request: GenerateRequest) -> None:
+        pieces = self.pieces if request.stream else ["".join(self.pieces)]
+        ids_before = 0
+        for number, piece in enumerate(pieces):
+            ids = self.tokenizer.encode(piece)
+            ids_before += len(ids)
+            stats = RequestStats(len(request.input_ids), ids_before, 0)
+            finish = self.finish if number == len(pieces) - 1 else None
+            self._manager.receive(TextBatch([TextOutput(request.rid, piece, ids, stats, finish)]))
+            await asyncio.sleep(0)
+
+    def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
+        async def post() -> httpx.Response:
+            transport = httpx.ASGITransport(app=self._app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://desk", timeout=10) as client:
+                return await client.post(path, json=body)
+
+        return asyncio.run(post())
+
+    def chat(self, pieces: Sequence[str], **body: Any) -> dict[str, Any]:
+        self.pieces = list(pieces)
+        response = self.post(URL, {"messages": [{"role": "user", "content": "Hello"}], **body})
+        assert response.status_code == 200, response.text
+        answer: dict[str, Any] = response.json()
+        return answer
+
+    def refused(self, **body: Any) -> str:
+        response = self.post(URL, {"messages": [{"role": "user", "content": "Hello"}], **body})
+        assert response.status_code == 400, response.text
+        return str(response.json()["message"])
+
+    def stream(self, pieces: Sequence[str], **body: Any) -> list[dict[str, Any]]:
+        self.pieces = list(pieces)
+        response = self.post(
+            URL, {"messages": [{"role": "user", "content": "Hello"}], "stream": True, **body}
+        )
+        lines = [line.removeprefix("data: ") for line in response.text.split("\n") if line]
+        assert response.status_code == 200 and lines.pop() == "[DONE]", response.text
+        return [json.loads(line) for line in lines]
+
+    def prompt(self) -> str:
+        return self.tokenizer.decode(self.sent[-1].input_ids, skip_special_tokens=False)
+
+
+def message_of(events: Sequence[dict[str, Any]], index: int = 0) -> dict[str, Any]:
+    """A message put together as OpenAI's client does it."""
+    message: dict[str, Any] = {"role": None, "content": "", "reasoning_content": "", "tool_calls": []}
+    for event in events:
+        for choice in event["choices"]:
+            if choice["index"] != index:
+                continue
+            delta = choice["delta"]
+            message["role"] = delta.get("role", message["role"])
+            for name in ("content", "reasoning_content"):
+                message[name] += delta.get(name) or ""
+            for part in delta.get("tool_calls", []):
+                calls = message["tool_calls"]
+                if part["index"] == len(calls):
+                    calls.append({"id": part["id"], "type": part["type"], "function": dict(part["function"])})
+                else:
+                    assert "id" not in part and "name" not in part["function"]
+                    calls[part["index"]]["function"]["arguments"] += part["function"]["arguments"]
+    return message
