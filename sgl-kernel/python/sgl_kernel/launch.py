@@ -35,6 +35,11 @@ def compile_ahead(num_threads: int) -> Iterator[None]:
         _COMPILING_AHEAD.reset(token)
 
 
+def compiling_ahead() -> bool:
+    """Whether this is within ``compile_ahead``: what other libraries launch may be left out as well."""
+    return _COMPILING_AHEAD.get()
+
+
 def _compiling_in(threads: ThreadPoolExecutor) -> AbstractContextManager[Any]:
     try:
         from triton.runtime._async_compile import AsyncCompileMode

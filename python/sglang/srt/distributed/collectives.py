@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 import torch
 import torch.distributed as dist
 
-TIMEOUT: Final = timedelta(minutes=10)
+TIMEOUT: Final = timedelta(hours=1)
 """Longest that one rank may be behind another one: at the start, when each loads its weights. A rank that
 dies is noticed at once, by its connections."""
 

@@ -7,11 +7,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from sgl_kernel.launch import compiling_ahead
 from sglang.srt.distributed.collectives import TIMEOUT, PeerLostError
 
 
 class NcclCollectives:
-    """On the current stream, so that a CUDA graph captures them like any kernel."""
+    """On the current stream, so that a CUDA graph captures them like any kernel.
+
+    While kernels are only compiled nothing is sent: ranks do that one after the other.
+    """
 
     device = "cuda"
 
@@ -41,12 +45,14 @@ class NcclCollectives:
             raise PeerLostError(f"NCCL can't connect the GPUs: {error}") from error
 
     def all_reduce(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        self._wait(self._group.allreduce([x], self._sums))
+        if not compiling_ahead():
+            self._wait(self._group.allreduce([x], self._sums))
         return x if residual is None else residual.add_(x)
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         parts = x.new_empty((self._size, *x.shape))
-        self._wait(self._group._allgather_base(parts.view(-1), x.view(-1), self._gathers))
+        if not compiling_ahead():
+            self._wait(self._group._allgather_base(parts.view(-1), x.view(-1), self._gathers))
         return parts
 
     @staticmethod

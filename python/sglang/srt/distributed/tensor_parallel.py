@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 
 from sglang.srt.distributed.collectives import Collectives, SingleRank
 from sglang.srt.distributed.shares import HeadSpans, Span, even_span, head_spans, padded_span
+
+T = TypeVar("T")
 
 
 class Join(Protocol):
@@ -91,6 +94,16 @@ class TensorParallel:
     def joining(self, total: int) -> Join | None:
         """Of ``rows(total)`` features; None: there is one rank."""
         return Joining(self.collectives, total) if self.size > 1 else None
+
+    def first_alone(self, compiling: Callable[[], T]) -> T:
+        """Compile; the first rank before the others, who then find its kernels on the disk. All at a time
+        would compile the same ones, each with all of the host's cores."""
+        if self.rank == 0:
+            made = compiling()
+            self.least(0)
+            return made
+        self.least(0)
+        return compiling()
 
     def least(self, value: int) -> int:
         """The smallest that any rank has."""

@@ -252,7 +252,7 @@ def _tune(wiring: _Wiring, sizes: GraphSizes, choices: KernelChoices, tp: Tensor
     slots = torch.full((MAX_GEMM_ROWS,), PAD_SLOT, dtype=torch.int64, device=wiring.config.device)
     keys = telling_keys(sizes, wiring.config.spec)
     steps = [partial(short.run, slots[: key.rows], key.draft_len) for key in keys]
-    report = tune_linears(choices, steps, most=tp.most)
+    report = tune_linears(choices, steps, tp=tp)
     logger.info(
         "products of few rows: %d; %d variants timed, %d steps, in %.1f s",
         report.num_problems, report.num_variants, report.num_steps, report.seconds,
@@ -274,7 +274,7 @@ def _measure(
     capture, graphs = CudaCapture(device), None
     if sizes is not None:
         graphs = StepGraphs(trial.step, capture, sizes, config.spec, device)
-        graphs.compile_ahead(compile_ahead)
+        tp.first_alone(partial(graphs.compile_ahead, compile_ahead))
         _tune(wiring, sizes, choices, tp)
     _run_small_prefills(trial, config)
     activations = _run_largest(trial, config, tokens + config.num_slots)  # rows decode in a mixed step

@@ -20,6 +20,7 @@ from sgl_kernel._dispatch import device_info
 from sgl_kernel.launch import compile_ahead
 from sgl_kernel.linear.variants import Problem, Variant, candidates
 from sgl_kernel.timing import graph_micros
+from sglang.srt.distributed.tensor_parallel import TensorParallel
 from sglang.srt.layers.kernel_linear import KernelChoices, Use, carry_out
 
 RunStep = Callable[[], object]
@@ -46,15 +47,15 @@ def tune_linears(
     choices: KernelChoices,
     steps: Sequence[RunStep],
     micros: Callable[[RunStep], float] | None = None,
-    most: Callable[[int], int] = lambda count: count,
+    tp: TensorParallel | None = None,
 ) -> TuneReport:
     """Fill ``choices`` for the products of ``steps``; those the table holds already are left alone.
 
     A class of rows is timed with the most rows that it has in any step, in the first step that has so
-    many. micros: microseconds of a run; None: by CUDA graphs and events. most: of what all ranks give.
+    many. micros: microseconds of a run; None: by CUDA graphs and events. tp: the rank; None: there is one.
     """
     began = time.perf_counter()
-    micros = micros or _graph_micros
+    micros, tp = micros or _graph_micros, tp or TensorParallel()
     known = set(choices.table.chosen)
     tellers: dict[str, _Teller] = {}
     for step in steps:
@@ -62,10 +63,10 @@ def tune_linears(
             held = tellers.get(problem.key)
             if held is None or held.problem.rows < problem.rows:
                 tellers[problem.key] = _Teller(problem, asked, step)
-    num_variants = _compile(choices, tellers.values())
+    num_variants = tp.first_alone(lambda: _compile(choices, tellers.values()))
     for teller in tellers.values():
         _time_alone(choices, teller, micros)
-    num_steps = _settle_all(choices, list(tellers.values()), steps, micros, most)
+    num_steps = _settle_all(choices, list(tellers.values()), steps, micros, tp.most)
     return TuneReport(len(tellers), num_variants, num_steps, time.perf_counter() - began)
 
 
