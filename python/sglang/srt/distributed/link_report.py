@@ -23,7 +23,7 @@ _LOOK_S: Final = 0.05
 class LinkReport(msgspec.Struct, frozen=True):
     """Written whenever more is known: what is still in doubt when the process ends counts as broken."""
 
-    gpus: int = 0  # that this process may use
+    gpus: int = -1  # that this process may use; -1: it did not get so far
     reachable: bool = True  # every GPU can see the memory of every other one
     copies: bool = False  # between every two GPUs arrive whole
     pushes: bool = False  # sums by our own kernels come out right

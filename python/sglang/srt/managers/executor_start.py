@@ -81,7 +81,7 @@ def by_links(args: ExecutorArgs, environ: Mapping[str, str]) -> tuple[ExecutorAr
         return by_nccl, more
     pushes = args.fuse_all_reduce or not args.disable_custom_all_reduce
     report = check_links(args.tp_size, pushes=pushes)
-    if 0 < report.gpus < args.tp_size:
+    if 0 <= report.gpus < args.tp_size:
         raise WorkerError(f"--tp-size {args.tp_size}: there are {report.gpus} GPUs here; use a smaller one")
     if not report.reachable:
         logger.info("links of the GPUs: %s; NCCL goes the way it finds", report.why)
