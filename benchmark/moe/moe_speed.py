@@ -2,29 +2,26 @@
 
     python benchmark/moe/moe_speed.py                       # int4 of Kimi-K2.5, as one of 8 ranks has it
     python benchmark/moe/moe_speed.py --model glm5 --format nvfp4 --tokens 1 4 16
-    python benchmark/moe/moe_speed.py --sweep --tokens 1 8 32
+    python benchmark/moe/moe_speed.py --tokens 512 8192     # of a prefill; there computing is the limit
     python benchmark/moe/moe_speed.py --tiny                # a small layer, on any machine
 
 Random weights and random routing, another one in each of the calls of a CUDA graph, so that the experts hit
 are not in the cache. Times are microseconds a layer (routing, both products, the sum). Bytes are those of the
-experts that are hit, once each.
+experts that are hit, once each. ``moe_sweep.py`` times other launch constants.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
-import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Final
 
 import torch
 
 from sgl_kernel._dispatch import device_info
-from sgl_kernel.launch import compile_ahead
 from sgl_kernel.moe.config import ExpertsConfig, experts_config
 from sgl_kernel.moe.ops import expert_counters, fused_experts
 from sgl_kernel.moe.reference import fused_experts_ref
@@ -149,62 +146,22 @@ def time_calls(layer: Layer, calls: Sequence[Call], config: ExpertsConfig, pdl: 
     return micros(run, device) / len(calls)
 
 
-def variants(usual: ExpertsConfig) -> list[ExpertsConfig]:
-    """The table's constants, then either product's changed while the other's stay."""
-    found = [usual]
-    for block_n, warps, stages, split in itertools.product((16, 32, 64), (2, 4, 8), (2, 3, 4), (1, 2, 4, 8)):
-        up = replace(usual.gate_up, block_n=block_n, num_warps=warps, num_stages=stages, split=split)
-        found.append(replace(usual, gate_up=up))
-        if split <= 2:
-            down = replace(usual.down, block_n=2 * block_n, num_warps=warps, num_stages=stages, split=split)
-            found.append(replace(usual, down=down))
-    for width in (8, 16, 32, 64):
-        up, down = replace(usual.gate_up, width=width), replace(usual.down, width=width)
-        found += [replace(usual, gate_up=up, down=down, block_m=block_m) for block_m in (16, 32)]
-    if usual.gate_up.pairs:
-        up, down = replace(usual.gate_up, pairs=False), replace(usual.down, pairs=False)
-        found.append(replace(usual, gate_up=up, down=down))
-    return found
-
-
-def compile_all(layer: Layer, call: Call, configs: Sequence[ExpertsConfig], pdl: bool) -> None:
-    counters = expert_counters(call.x.device)
-    with compile_ahead(os.cpu_count() or 1):
-        for config in configs:
-            fused_experts(
-                call.x, call.weights, call.experts, layer.gate_up, layer.down,
-                config=config, counters=counters, pdl=pdl,
-            )  # fmt: skip
-
-
 def measure(
-    layer: Layer, calls: Sequence[Call], configs: Sequence[ExpertsConfig], args: argparse.Namespace
-) -> list[dict[str, object]]:
-    """A record for every variant, the fastest first."""
+    layer: Layer, calls: Sequence[Call], config: ExpertsConfig, args: argparse.Namespace
+) -> dict[str, object]:
     read = layer.bytes_per_expert * sum(call.hit for call in calls) / len(calls)
-    records: list[dict[str, object]] = []
-    for config in configs:
-        try:
-            error = check(layer, calls[:2], config)
-            us = time_calls(layer, calls, config, args.pdl)
-        except Exception as failure:  # a variant that does not fit is no reason to stop
-            if len(configs) == 1:
-                raise
-            print(json.dumps({"failed": repr(failure)[:160], "config": asdict(config)}), flush=True)
-            continue
-        records.append(
-            {
-                "tokens": len(calls[0].x),
-                "hit": round(sum(call.hit for call in calls) / len(calls), 1),
-                "us": round(us, 2),
-                "limit_us": round(read / args.bandwidth / 1e6, 2),
-                "TB/s": round(read / us / 1e6, 3),
-                "share": round(read / us / 1e6 / args.bandwidth, 3),
-                "error": f"{error:.1e}",
-                "config": asdict(config),
-            }
-        )
-    return sorted(records, key=lambda record: float(str(record["us"])))
+    error = check(layer, calls[:2], config)
+    us = time_calls(layer, calls, config, args.pdl)
+    return {
+        "tokens": len(calls[0].x),
+        "hit": round(sum(call.hit for call in calls) / len(calls), 1),
+        "us": round(us, 2),
+        "limit_us": round(read / args.bandwidth / 1e6, 2),
+        "TB/s": round(read / us / 1e6, 3),
+        "share": round(read / us / 1e6 / args.bandwidth, 3),
+        "error": f"{error:.1e}",
+        "config": asdict(config),
+    }
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -213,7 +170,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--format", choices=[form.value for form in Format], default="int4")
     parser.add_argument("--ranks", type=int, default=8, help="of tensor parallelism (default: %(default)s)")
     parser.add_argument("--tokens", nargs="*", type=int, default=[1, 2, 4, 8, 16, 32])
-    parser.add_argument("--sweep", action="store_true", help="time other launch constants too")
     parser.add_argument("--pdl", action="store_true", help="programmatic dependent launch")
     parser.add_argument("--bandwidth", type=float, default=4.3, help="TB/s that count as 1 (copying's)")
     parser.add_argument("--tiny", action="store_true", help="a small layer; without a GPU the reference runs")
@@ -233,13 +189,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     for tokens in args.tokens:
         calls = make_calls(model, tokens, 2 if args.tiny else CALLS, device)
         usual = experts_config(device_info(device), tokens, model.top_k, layer.gate_up, layer.down)
-        configs = variants(usual) if args.sweep else [usual]
-        if args.sweep and device.type == "cuda":
-            compile_all(layer, calls[0], configs, args.pdl)
-        records = measure(layer, calls, configs, args)
-        for record in records[:4]:
-            print(json.dumps({"model": args.model, "format": args.format, **record}), flush=True)
-        lines += records
+        record = {"model": args.model, "format": args.format, **measure(layer, calls, usual, args)}
+        print(json.dumps(record), flush=True)
+        lines.append(record)
     if args.out:
         with open(args.out, "w") as file:
             file.writelines(json.dumps(line) + "\n" for line in lines)

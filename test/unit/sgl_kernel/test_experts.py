@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -112,6 +113,9 @@ def body_products() -> None:
     compare((INT4, INT4), (1, 96, 32), (18, 1), ExpertsConfig(16, split, wide), again=True)
     compare((NVFP4, NVFP4), (5, 128, 64), (2, 2), ExpertsConfig(16, wide, wide))
     plain = ProductConfig(16, 32, 2, 4, 2, False)
+    in_turn = replace(wide, row_tiles=2)  # 5 tiles of 64 rows, of 64 columns in one pass
+    compare((INT4, INT4), (3, 320, 64), (5, 2), ExpertsConfig(8, wide, in_turn), padded=1)
+    compare((NVFP4, NVFP4), (2, 160, 32), (2, 1), ExpertsConfig(8, wide, in_turn))
     compare((PLAIN, PLAIN), (6, 40, 24), (2, 2), ExpertsConfig(16, plain, plain), with_base=True)
     compare((PLAIN, INT4), (3, 64, 64), (1, 1), ExpertsConfig(16, plain, wide))
 
@@ -252,7 +256,8 @@ def gate(launch: Launch, info: DeviceInfo) -> None:
         return
     # A word goes from shared memory into the registers of its product and is unpacked there.
     loop = made.ttgir[made.ttgir.index("scf.for") :].split("scf.yield")[0]
-    assert "convert_layout" not in loop and "local_store" not in loop
+    moved = re.findall(r"ttg\.(?:convert_layout|local_store).*", loop)  # sums on their way out may be
+    assert not [line for line in moved if "bf16" in line or "xi32" in line], moved
     reads = re.findall(r"ttg\.local_load .*xi32, .*-> tensor<\d+x\d+xi32, (.*)> loc", loop)
     assert reads and all(layout.startswith("#ttg.dot_op") for layout in reads)
     assert "0x10" in set(re.findall(r"cp\.async\.c[ag]\.shared\.global.*?(0x\w+),", made.ptx))
@@ -268,7 +273,7 @@ def test_kimis_gate_and_up_fit(info: DeviceInfo) -> None:
 @pytest.mark.parametrize("form", list(Format), ids=lambda form: form.value)
 def test_all_sizes_fit(form: Format, info: DeviceInfo) -> None:
     for model in (KIMI, GLM5):
-        for tokens in (1, 16, 32, 128):
+        for tokens in (1, 16, 512, 2048):
             for launch in launches(form, model, 8, tokens, info):
                 gate(launch, info)
     for launch in launches(form, KIMI, 1, 1, info):

@@ -236,6 +236,9 @@ def product_launch(
     own = config.gate_up if gated else config.down
     rows = matrix.rows // 2 if gated else matrix.rows
     num_pairs, blocks, tiles = routed.order.shape[0], routed.blocks.shape[0], -(-rows // own.block_n)
+    row_tiles = own.row_tiles
+    if gated or own.split > 1 or matrix.format not in PACKED or own.width * 8 < matrix.columns:
+        row_tiles = 1
     part = counted = routed.order  # not read
     if own.split > 1:
         assert counters is not None and blocks * tiles <= MAX_COUNTERS
@@ -244,7 +247,7 @@ def product_launch(
     whole = matrix.global_scale
     return Launch(
         expert_kernel,
-        (tiles, blocks, own.split),
+        (-(-tiles // row_tiles), blocks, own.split),
         (
             x, matrix.data, matrix.data if matrix.scale is None else matrix.scale,
             matrix.data if whole is None else whole, routed.blocks, routed.order, out, part, counted,
@@ -266,6 +269,7 @@ def product_launch(
             "WORDS": own.width,
             "CHUNK": own.chunk(matrix),
             "SPLIT": own.split,
+            "ROW_TILES": row_tiles,
             "STAGES": own.num_stages,
             "PAIRS": own.pairs and x.dtype == torch.bfloat16 and not interpreting(),
             "CT": compute_type(x.dtype),

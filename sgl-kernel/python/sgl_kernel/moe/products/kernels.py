@@ -100,6 +100,56 @@ def _packed(
 
 
 @triton.jit
+def _put_rows(
+    acc, expert, n, pair, inside, global_scale, out,
+    N: tl.constexpr, OUT_WIDTH: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """acc: [BN, BM] of rows n, for the pairs, in their order."""
+    if PARTS > 0:
+        acc *= tl.load(global_scale + expert * PARTS)
+    target = out + pair.to(tl.int64)[None, :] * OUT_WIDTH + n[:, None]
+    tl.store(target, acc.to(out.dtype.element_ty), mask=(n < N)[:, None] & inside[None, :])
+
+
+@triton.jit
+def _rows_in_turn(
+    w, scale, x_rows, expert, pair, inside, global_scale, out,
+    N: tl.constexpr, K: tl.constexpr, FORMAT: tl.constexpr, PARTS: tl.constexpr, OUT_WIDTH: tl.constexpr,
+    BN: tl.constexpr, BM: tl.constexpr, WORDS: tl.constexpr, ROW_TILES: tl.constexpr, STAGES: tl.constexpr,
+    CT: tl.constexpr, PAIRS: tl.constexpr,
+):  # fmt: skip
+    """Where one pass takes all columns: ROW_TILES tiles of rows, the next ones on their way; x is read once."""
+    GROUPS: tl.constexpr = K // (32 if FORMAT == INT4 else 16)
+    at = tl.arange(0, WORDS)
+    some = inside[:, None]
+    v0 = tl.trans(tl.load(x_rows + (0 * WORDS + at)[None, :], mask=some, other=0.0).to(CT))
+    v1 = tl.trans(tl.load(x_rows + (1 * WORDS + at)[None, :], mask=some, other=0.0).to(CT))
+    v2 = tl.trans(tl.load(x_rows + (2 * WORDS + at)[None, :], mask=some, other=0.0).to(CT))
+    v3 = tl.trans(tl.load(x_rows + (3 * WORDS + at)[None, :], mask=some, other=0.0).to(CT))
+    v4 = tl.trans(tl.load(x_rows + (4 * WORDS + at)[None, :], mask=some, other=0.0).to(CT))
+    v5 = tl.trans(tl.load(x_rows + (5 * WORDS + at)[None, :], mask=some, other=0.0).to(CT))
+    v6 = tl.trans(tl.load(x_rows + (6 * WORDS + at)[None, :], mask=some, other=0.0).to(CT))
+    v7 = tl.trans(tl.load(x_rows + (7 * WORDS + at)[None, :], mask=some, other=0.0).to(CT))
+    first = tl.program_id(0) * ROW_TILES
+    for tile in tl.range(first, tl.minimum(first + ROW_TILES, tl.cdiv(N, BN)), num_stages=STAGES):
+        n = tile * BN + tl.arange(0, BN)
+        row = expert.to(tl.int64) * N + tl.minimum(n, N - 1)
+        tiles = _unpacked(
+            w + row[:, None] * (K // 8), scale + row[:, None] * GROUPS, 0, K, FORMAT, WORDS,
+            K == 8 * WORDS, CT, PAIRS,
+        )  # fmt: skip
+        acc = tl.dot(tiles[0], v0, input_precision="ieee")
+        acc = tl.dot(tiles[1], v1, acc, input_precision="ieee")
+        acc = tl.dot(tiles[2], v2, acc, input_precision="ieee")
+        acc = tl.dot(tiles[3], v3, acc, input_precision="ieee")
+        acc = tl.dot(tiles[4], v4, acc, input_precision="ieee")
+        acc = tl.dot(tiles[5], v5, acc, input_precision="ieee")
+        acc = tl.dot(tiles[6], v6, acc, input_precision="ieee")
+        acc = tl.dot(tiles[7], v7, acc, input_precision="ieee")
+        _put_rows(acc, expert, n, pair, inside, global_scale, out, N, OUT_WIDTH, PARTS)
+
+
+@triton.jit
 def _merge_splits(
     part, counter, acc, acc_up, row, n, inside, num_pairs, N, SPLIT: tl.constexpr, GATED: tl.constexpr
 ):
@@ -162,6 +212,7 @@ def expert_kernel(
     WORDS: tl.constexpr,  # PLAIN, FP8: columns a pass
     CHUNK: tl.constexpr,  # columns that a split takes
     SPLIT: tl.constexpr,
+    ROW_TILES: tl.constexpr,  # more than 1: tiles of rows that a program takes, of packed words in one pass
     STAGES: tl.constexpr,
     PAIRS: tl.constexpr,
     CT: tl.constexpr,
@@ -178,6 +229,12 @@ def expert_kernel(
     inside = m < count
     pair = tl.load(order + place + m, mask=inside, other=0)
     x_rows = x + (pair // TOP_K if GATED else place + m).to(tl.int64)[:, None] * x_stride
+    if ROW_TILES > 1:
+        _rows_in_turn(
+            w, scale, x_rows, expert, pair, inside, global_scale, out, N, K, FORMAT, PARTS,
+            OUT_WIDTH, BN, BM, WORDS, ROW_TILES, STAGES, CT, PAIRS,
+        )  # fmt: skip
+        return
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     # Rows past the last one read one that is there, and are not stored.
     row = expert.to(tl.int64) * (2 * N if GATED else N) + tl.minimum(n, N - 1)
