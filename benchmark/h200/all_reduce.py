@@ -57,6 +57,29 @@ class Ways:
             return
         self.ways |= {"once": (sums.once, ONCE_BYTES), "twice": (sums.twice, TWICE_BYTES)}
 
+    def add_torch(self, store: Any, rank: int, size: int) -> None:
+        """Torch's own sums over symmetric memory, without multicast, to compare."""
+        import torch.distributed as dist
+        import torch.distributed._symmetric_memory as symmetric
+
+        gpu = torch.device("cuda", rank)
+        store = dist.PrefixStore("torch", store)
+        dist.init_process_group("nccl", store=store, rank=rank, world_size=size, device_id=gpu)
+        name = dist.group.WORLD.group_name  # type: ignore[union-attr]
+        memory = symmetric.empty(SIZES[-1] // 2, dtype=torch.bfloat16, device=gpu)
+        symmetric.rendezvous(memory, name)
+        ops = torch.ops.symm_mem
+
+        def one_shot(x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+            own = memory[: x.numel()].copy_(x)
+            return residual.add_(ops.one_shot_all_reduce(own, "sum", name))
+
+        def two_shot(x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+            own = memory[: x.numel()].copy_(x)
+            return residual.add_(ops.two_shot_all_reduce_(own, "sum", name))
+
+        self.ways |= {"torch_one": (one_shot, SIZES[-1]), "torch_two": (two_shot, SIZES[-1])}
+
 
 def _host_micros(run: Callable[[], object]) -> float:
     began = time.perf_counter()
@@ -83,8 +106,11 @@ def problems_of(way: Way, name: str, numel: int, rank: int, group: Collectives) 
     return found
 
 
-def run_rank(rank: int, size: int, meeting: str, device: str, out: Path | None) -> int:
-    ways = Ways(file_store(meeting, size), rank, size, device)
+def run_rank(rank: int, size: int, meeting: str, device: str, out: Path | None, torchs: bool) -> int:
+    store = file_store(meeting, size)
+    ways = Ways(store, rank, size, device)
+    if torchs and device == "cuda":
+        ways.add_torch(store, rank, size)
     records = Records(out if rank == 0 else None, device_name(device))
     if ways.refused and rank == 0:
         print(ways.refused)
@@ -94,7 +120,8 @@ def run_rank(rank: int, size: int, meeting: str, device: str, out: Path | None) 
         for name, (way, most) in ways.ways.items():
             if num_bytes > most:
                 continue
-            for numel in (num_bytes // 2, num_bytes // 2 - 5):
+            odd = 0 if name.startswith("torch") else 5  # it takes whole vectors only
+            for numel in (num_bytes // 2, num_bytes // 2 - odd):
                 problems += problems_of(way, name, numel, rank, ways.group)
             x = torch.zeros(
                 num_bytes // 2, dtype=torch.bfloat16, device=f"cuda:{rank}" if device == "cuda" else "cpu"
@@ -126,12 +153,13 @@ def table(lines: Sequence[dict[str, Any]]) -> list[str]:
     return rows
 
 
-def run_all(size: int, device: str, out: Path | None) -> int:
+def run_all(size: int, device: str, out: Path | None, torchs: bool = False) -> int:
     """Every rank in a process; returns how many have failed."""
     with tempfile.TemporaryDirectory(prefix="all_reduce_") as folder:
         command = [sys.executable, str(Path(__file__).resolve()), "--ranks", str(size), "--device", device]
         command += ["--meeting", str(Path(folder) / "meeting")]
         command += [] if out is None else ["--out", str(out)]
+        command += ["--torch"] if torchs else []
         ranks = [subprocess.Popen([*command, "--rank", str(rank)]) for rank in range(size)]
         deadline, failed = time.monotonic() + LIMIT_S, 0
         for rank in ranks:
@@ -150,12 +178,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     add_common_flags(parser)
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--torch", action="store_true", help="torch's sums over symmetric memory as well")
     parser.add_argument("--rank", type=int, help="be this rank; the script starts itself for each")
     parser.add_argument("--meeting", help="a file where the ranks meet; with --rank")
     args = parser.parse_args(argv)
     if args.rank is not None:
-        return run_rank(args.rank, args.ranks, args.meeting, args.device, args.out)
-    return 1 if run_all(args.ranks, args.device, args.out) else 0
+        return run_rank(args.rank, args.ranks, args.meeting, args.device, args.out, args.torch)
+    return 1 if run_all(args.ranks, args.device, args.out, args.torch) else 0
 
 
 if __name__ == "__main__":
