@@ -118,7 +118,7 @@ def _rows_in_turn(
     BN: tl.constexpr, BM: tl.constexpr, WORDS: tl.constexpr, ROW_TILES: tl.constexpr, STAGES: tl.constexpr,
     CT: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
-    """Where one pass takes all columns: ROW_TILES tiles of rows, the next ones on their way; x is read once."""
+    """Where one pass takes all columns: ROW_TILES tiles of rows, the next ones on their way; x read once."""
     GROUPS: tl.constexpr = K // (32 if FORMAT == INT4 else 16)
     at = tl.arange(0, WORDS)
     some = inside[:, None]
