@@ -107,6 +107,13 @@ def _deepseek(one: Callable[[str, str], str]) -> Callable[[list[Call]], str]:
     return write
 
 
+def _harmony(calls: list[Call]) -> str:
+    return "<|start|>assistant".join(
+        f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{json.dumps(args)}<|call|>"
+        for name, args in calls
+    )
+
+
 def _pythonic(calls: list[Call]) -> str:
     shown = (f"{name}({', '.join(f'{k}={v!r}' for k, v in args.items())})" for name, args in calls)
     return f"[{', '.join(shown)}]"
@@ -117,11 +124,14 @@ WRITERS: dict[str, Callable[[list[Call]], str]] = {
     "deepseekv31": _deepseek(lambda name, args: f"{name}<｜tool▁sep｜>{args}"),
     "glm45": lambda calls: "\n".join(_glm(call, "\n") for call in calls),
     "glm47": lambda calls: "".join(_glm(call, "") for call in calls),
+    "gpt-oss": _harmony,
     "kimi_k2": _kimi,
     "llama3": _llama3,
     "pythonic": _pythonic,
     "qwen25": _hermes,
 }
+
+WRITERS["forced"] = lambda calls: json.dumps([{"name": name, "parameters": args} for name, args in calls])
 
 # What is written between the parts: marks of every format, and texts that break them.
 JUNK = [

@@ -9,9 +9,11 @@ from helpers.tool_texts import CALLS, CUTS, JUNK, TOOLS, WRITERS, Call, Reply, j
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sglang.srt.function_call.registry import TOOL_FORMATS
+from sglang.srt.function_call.registry import FORCED
+from sglang.srt.function_call.registry import TOOL_FORMATS as NAMED
 from sglang.srt.function_call.tools import Tools
 
+TOOL_FORMATS = {**NAMED, "forced": FORCED}
 SECTION_MARKS = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")
 SECTION_MARKS += ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<|python_start|>", "<|python_end|>")
 
@@ -31,7 +33,7 @@ def writable(name: str, calls: list[Call]) -> bool:
 @settings(max_examples=60, deadline=None)
 @given(calls=CALLS, cuts=CUTS, before=st.sampled_from(["", "Let me see.", "\n\n", "a { b [ c < d"]))
 def test_calls_come_out_as_written(name: str, calls: list[Call], cuts: list[int], before: str) -> None:
-    if not writable(name, calls) or (name == "llama3" and before.strip()):
+    if not writable(name, calls) or (name in ("llama3", "forced") and before.strip()):
         return
     text = f"{before}\n{WRITERS[name](calls)}\n"
     for pieces in ([text], pieces_of(text, cuts)):
@@ -241,6 +243,23 @@ def test_pythonic() -> None:
         "",
         [("get_weather", {"town": "a", "more": {"b": None, "c": [True]}})],
     )
+
+
+def test_harmony() -> None:
+    call = '<|start|>assistant to=functions.f<|channel|>commentary json<|message|>{"a": 1}<|call|>'
+    thought = "<|channel|>analysis<|message|>Hm.<|end|>"
+    answer = "<|start|>assistant<|channel|>final<|message|>Yes.<|return|>"
+    assert one("gpt-oss", thought + call) == ("Hm.", [("f", {"a": 1})])
+    assert one("gpt-oss", call + answer) == ("Yes.", [("f", {"a": 1})])
+    assert one("gpt-oss", "plain <|channel|> text") == ("plain <|channel|> text", [])
+
+
+def test_forced() -> None:
+    text = '[{"name": "f", "parameters": {"a": [1]}} , {"parameters": {}, "name": "g"}]'
+    assert one("forced", text) == ("", [("f", {"a": [1]}), ("g", {})])
+    for other in ("[1, 2]", "[]", "I can't.", '[{"name": 1}]'):
+        assert one("forced", other) == (other, [])
+    assert one("forced", '[{"name": "f", "parameters": {}}, 7] é') == (", 7] é", [("f", {})])
 
 
 def test_deepseek_without_fences() -> None:

@@ -91,6 +91,17 @@ def test_a_call_inside_the_reasoning_ends_it(reasoning: str, tools: str) -> None
     assert (without_tools.reasoning, without_tools.text) == (text, "")
 
 
+def test_channels() -> None:
+    thought = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+    preamble = "<|channel|>commentary<|message|>I look. <|end|><|start|>assistant"
+    text = f"{thought}{preamble}{WRITERS['gpt-oss']([('ns.run', {})])}"
+    for pieces in ([text], list(text)):
+        reply = parse(form("gpt-oss", "gpt-oss"), pieces)
+        assert (reply.reasoning, reply.text, reply.calls) == ("Hm.", "I look.", [("ns.run", {})])
+    answer = f"{thought}<|channel|>final<|message|>Yes <|x|>."
+    assert parse(form("gpt-oss"), list(answer)) == Reply("Hm.", "Yes <|x|>.")
+
+
 def test_only_the_beginning_of_a_reply_is_reasoning() -> None:
     text = "The mark <think> begins a thought, </think> ends it."
     assert parse(form("qwen3"), list(text)) == Reply(text=text)

@@ -8,6 +8,8 @@ from typing import Final
 
 from sglang.srt.function_call import glm, hermes, llama3
 from sglang.srt.function_call.events import CallWriter, ToolEvent, ToolSource
+from sglang.srt.function_call.forced import read_forced
+from sglang.srt.function_call.harmony import read_harmony
 from sglang.srt.function_call.pythonic import read_pythonic
 from sglang.srt.function_call.sections import (
     DEEPSEEK_V3,
@@ -40,6 +42,7 @@ def _sections(form: SectionFormat) -> ToolFormat:
     return ToolFormat(section_reader(form), tuple(all_markers(form)))
 
 
+FORCED: Final = ToolFormat(read_forced)
 _HERMES: Final = ToolFormat(hermes.read_hermes, (hermes.BEGIN,))
 _GLM: Final = ToolFormat(glm.read_glm, (glm.BEGIN,))
 
@@ -49,6 +52,7 @@ TOOL_FORMATS: Final[dict[str, ToolFormat]] = {
     "glm": _GLM,
     "glm45": _GLM,
     "glm47": _GLM,
+    "gpt-oss": ToolFormat(read_harmony, special_tokens=True),
     "hermes": _HERMES,
     "kimi_k2": _sections(KIMI_K2),
     "llama3": ToolFormat(llama3.read_llama3, (llama3.BEGIN,), special_tokens=True),

@@ -8,6 +8,7 @@ from typing import Final
 
 import regex
 
+from sglang.srt.function_call import harmony
 from sglang.srt.function_call.events import Text
 from sglang.srt.utils.text_source import PieceParser, TextSource, Wait
 
@@ -26,6 +27,8 @@ class ReasoningFormat:
     begin: str = "<think>"
     end: str = "</think>"
     always: bool = False  # the model thinks first, also where the prompt does not say so
+    special_tokens: bool = False  # whether the marks are special tokens, which a reply's text lacks else
+    channels: bool = False  # a reply is messages for channels, and one of them is the reasoning's
 
     def is_open(self, prompt: str) -> bool:
         """Whether a reply to ``prompt`` begins inside the reasoning."""
@@ -36,7 +39,7 @@ class ReasoningFormat:
         """``closers``: what ends a reasoning without being part of it, as the begin of a tool call."""
 
         def run(source: _Source) -> Iterator[None]:
-            return _read(self, source, is_open, closers)
+            return _read_channels(source) if self.channels else _read(self, source, is_open, closers)
 
         return PieceParser(run)
 
@@ -45,6 +48,7 @@ REASONING_FORMATS: Final[dict[str, ReasoningFormat]] = {
     "deepseek-r1": ReasoningFormat(always=True),
     "deepseek-v3": ReasoningFormat(),
     "glm45": ReasoningFormat(),
+    "gpt-oss": ReasoningFormat(harmony.BEGIN, harmony.END, special_tokens=True, channels=True),
     "kimi": ReasoningFormat("◁think▷", "◁/think▷"),
     "kimi_k2": ReasoningFormat(),
     "qwen3": ReasoningFormat(),
@@ -76,6 +80,21 @@ def _read_reasoning(form: ReasoningFormat, source: _Source, closers: tuple[str, 
     if marker == form.end:
         source.take(len(marker))
         yield from source.skip_blanks()
+
+
+def _read_channels(source: _Source) -> Wait[None]:
+    """Calls are left as they are, for a parser of calls."""
+    say, think = _giver(source, Text), _giver(source, Reasoning)
+    while not source.ended or source.text:
+        header = yield from harmony.read_header(source)
+        if header is None:
+            yield from harmony.read_plain(source, say)
+        elif header.recipient is None:
+            yield from harmony.read_body(source, think if header.channel == "analysis" else say)
+        else:
+            say(harmony.call_mark(header))
+            yield from harmony.read_body(source, say)
+            say(harmony.CALL_END)
 
 
 def _giver(source: _Source, kind: type[Reasoning] | type[Text]) -> Callable[[str], None]:
