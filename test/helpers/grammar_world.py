@@ -25,12 +25,14 @@ from sglang.srt.constrained.grammar import (
     GrammarSpec,
     JsonOptions,
     Masks,
+    allow,
     spec_of,
 )
 from sglang.srt.constrained.vocabulary import Vocabulary
 from sglang.srt.managers.io_struct import GenerateRequest
 from sglang.srt.model_executor.in_process_executor import InProcessExecutor
 from sglang.srt.model_executor.step_plan import StepMidInput, StepPlan
+from sglang.srt.sampling.sampling_params import ReasoningEnd
 
 REASONING_END = "ek"  # likely enough to come from a random model's drafts
 SCHEMA = (
@@ -87,7 +89,7 @@ def with_grammars(schedule: Schedule, share: float = 0.6) -> Schedule:
         if rng.random() < share:
             spec = rng.choice(SPECS)
             sampling = replace(message.sampling, **spec.params())
-            end = REASONING_END if rng.random() < 0.3 else ""
+            end = ReasoningEnd(REASONING_END, rng.choice((None, 107))) if rng.random() < 0.4 else None
             message = GenerateRequest(
                 message.rid, message.input_ids, sampling, message.stream, message.received_ts, end
             )
@@ -144,12 +146,12 @@ class GrammarReference:
 
     def _constrained(self, message: GenerateRequest, output: Sequence[int]) -> list[int] | None:
         """The part that the grammar is about; None: it has not begun."""
-        if not message.reasoning_end:
+        end = message.reasoning_end
+        if end is None or (end.begin_id is not None and output[:1] != [end.begin_id]):
             return list(output)
-        for count in range(len(output) + 1):
-            if message.reasoning_end.encode() in bytes(output[:count]):
-                return list(output[count:])
-        return None
+        text = bytes(output if end.begin_id is None else output[1:])
+        at = text.find(end.text.encode())
+        return None if at < 0 else list(text[at + len(end.text) :])
 
     def _mask(self, message: GenerateRequest, output: Sequence[int]) -> Masks:
         masks = np.full((1, VOCAB // 32), -1, np.int32)
@@ -160,6 +162,12 @@ class GrammarReference:
             matcher = compiled(self.grammars, spec).matcher()
             assert all([matcher.accept(token) for token in constrained])
             matcher.fill(masks, 0)
+            if (
+                message.reasoning_end is not None
+                and not output
+                and message.reasoning_end.begin_id is not None
+            ):
+                allow(masks[0], message.reasoning_end.begin_id)
         return masks
 
     def _has_ended(self, message: GenerateRequest, output: Sequence[int]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -9,6 +10,20 @@ from helpers.server import ServerTestCase
 
 PROMPT = "def fibonacci(n):\n"
 GREEDY = {"temperature": 0, "max_new_tokens": 32, "ignore_eos": True}
+CITY = {
+    "type": "object",
+    "properties": {"name": {"enum": ["Berlin", "Paris"]}, "large": {"type": "boolean"}},
+    "required": ["name", "large"],
+}
+FORMED: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "Describe the capital of France as JSON."}],
+    "response_format": {
+        "type": "json_schema",
+        "json_schema": {"name": "city", "schema": CITY, "strict": True},
+    },
+    "temperature": 0,
+    "max_tokens": 40,
+}
 
 
 class TestEmbeddedModel(ServerTestCase):
@@ -47,6 +62,40 @@ class TestEmbeddedModel(ServerTestCase):
 
     def ask(self, number: int) -> Any:
         return self.generate(text=f"{number}. {PROMPT}", sampling_params=GREEDY)
+
+    def test_replies_have_the_form_asked_for(self) -> None:
+        """In both modes, whole and streamed, beside a reply without a form."""
+        replies = []
+        for threshold in (0, None):
+            self.set_threshold(threshold)
+            with ThreadPoolExecutor(2) as pool:
+                free = pool.submit(self.ask, 1)
+                answer = self.post("/v1/chat/completions", **FORMED).json()
+                self.assertTrue(free.result()["text"])
+            replies.append(answer["choices"][0]["message"]["content"])
+            self.assertEqual(answer["choices"][0]["finish_reason"], "stop")
+            city = json.loads(replies[-1])
+            self.assertEqual((list(city), city["name"]), (["name", "large"], "Paris"))
+            self.assertIs(type(city["large"]), bool)
+        self.assertEqual(*replies)
+        events = self.stream("/v1/chat/completions", **FORMED)
+        parts = [choice["delta"].get("content") or "" for event in events for choice in event["choices"]]
+        self.assertEqual("".join(parts), replies[0])
+        digits = {"regex": "[0-9]{4}", "n": 2, "temperature": 1.0, "max_new_tokens": 9}
+        for answer in self.generate(text="In the year ", sampling_params=digits):
+            self.assertRegex(answer["text"], r"^[0-9]{4}$")
+        self.set_threshold(4)
+
+    def test_a_wrong_grammar_fails_its_own_request(self) -> None:
+        for stream in (False, True):
+            response = self.post("/generate", text="a", sampling_params={"regex": "[a"}, stream=stream)
+            self.assertEqual(response.status_code, 400)
+            self.assertIn("the regex can't be used", response.json()["error"]["message"])
+            schema = {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "x"}}}}
+            response = self.post("/v1/completions", prompt="a", stream=stream, **schema)
+            self.assertEqual(response.status_code, 400)
+            self.assertIn("the json_schema can't be used", response.json()["message"])
+        self.assertTrue(self.ask(1)["text"])
 
     def test_metrics_are_served(self) -> None:
         text = self.client.get("/metrics").text

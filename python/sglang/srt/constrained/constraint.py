@@ -7,11 +7,19 @@ mode chose them; drafts are walked along and taken back.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum
 
 import numpy as np
 
-from sglang.srt.constrained.grammar import ANYTHING, Masks, Matcher
+from sglang.srt.constrained.grammar import ANYTHING, Masks, Matcher, allow
 from sglang.srt.constrained.vocabulary import Vocabulary
+from sglang.srt.sampling.sampling_params import ReasoningEnd
+
+
+class Phase(Enum):
+    UNDECIDED = 0  # the first token says whether there is a reasoning
+    OPEN = 1
+    OVER = 2
 
 
 class Reasoning:
@@ -20,29 +28,30 @@ class Reasoning:
     Bytes are compared, so that it does not matter how the marker is cut into tokens.
     """
 
-    def __init__(self, marker: bytes, vocabulary: Vocabulary) -> None:
-        self._marker = marker
+    def __init__(self, end: ReasoningEnd, vocabulary: Vocabulary) -> None:
+        self._marker = end.text.encode()
         self._tokens = vocabulary.tokens
-        self._tail = b""  # the end of the text, in which the marker may have begun
-        self._tails: list[bytes] = []  # before each token accepted and not forgotten
-        self.is_over = False
+        self.begin_id = end.begin_id
+        # And the end of the text, in which the marker may have begun.
+        self.state = (Phase.OPEN if self.begin_id is None else Phase.UNDECIDED, b"")
 
-    def accept(self, token: int) -> None:
-        """What a token has after the marker belongs to neither part."""
-        self._tails.append(self._tail)
-        text = self._tail + (self._tokens[token] if 0 <= token < len(self._tokens) else b"")
-        self.is_over = self._marker in text
-        self._tail = text[-(len(self._marker) - 1) :] if len(self._marker) > 1 else b""
+    @property
+    def phase(self) -> Phase:
+        return self.state[0]
 
-    def rollback(self, count: int) -> None:
-        if count:
-            self._tail = self._tails[-count]
-            del self._tails[-count:]
-            self.is_over = False
-
-    def forget(self) -> None:
-        """What has been accepted stays."""
-        self._tails.clear()
+    def takes(self, token: int) -> bool:
+        """Go on with ``token``, unless it is none of the reasoning's."""
+        phase, tail = self.state
+        if phase is Phase.UNDECIDED:
+            self.state = (Phase.OPEN if token == self.begin_id else Phase.OVER, b"")
+            return token == self.begin_id
+        if phase is Phase.OVER:
+            return False
+        # What the token has after the marker belongs to neither part.
+        text = tail + (self._tokens[token] if 0 <= token < len(self._tokens) else b"")
+        keep = len(self._marker) - 1
+        self.state = (Phase.OVER if self._marker in text else Phase.OPEN, text[-keep:] if keep else b"")
+        return True
 
 
 class Constraint:
@@ -52,30 +61,25 @@ class Constraint:
         vocabulary: Vocabulary,
         min_new_tokens: int = 0,
         suppressed_ids: tuple[int, ...] = (),
-        reasoning_end: str = "",
+        reasoning_end: ReasoningEnd | None = None,
     ) -> None:
         """``suppressed_ids``: not before ``min_new_tokens``, unless nothing else may follow."""
         self._matcher = matcher
         self._min_new_tokens = min_new_tokens if suppressed_ids else 0
         self._unsuppressed = vocabulary.mask_without(suppressed_ids)  # [words]
-        self._reasoning = Reasoning(reasoning_end.encode(), vocabulary) if reasoning_end else None
+        self._reasoning = None if reasoning_end is None else Reasoning(reasoning_end, vocabulary)
         self._num_words = vocabulary.num_words
-        self._in_matcher: list[bool] = []  # of the tokens accepted and not forgotten: who took it
+        # Of each token accepted and not committed: the reasoning's state before, whether the matcher took it.
+        self._history: list[tuple[tuple[Phase, bytes] | None, bool]] = []
 
     @property
     def is_terminated(self) -> bool:
         return self._matcher.is_terminated
 
-    @property
-    def _is_free(self) -> bool:
-        return self._reasoning is not None and not self._reasoning.is_over
-
     def advance(self, token: int) -> bool:
         """Commit a token; False: the grammar does not go on with it."""
         taken = self._accept(token)
-        self._in_matcher.clear()
-        if self._reasoning is not None:
-            self._reasoning.forget()
+        self._history.clear()
         return taken
 
     def masks(
@@ -112,8 +116,12 @@ class Constraint:
                 self._rollback()
 
     def _fill(self, masks: Masks, row: int, num_before: int) -> None:
-        if not self._is_free:
+        phase = Phase.OVER if self._reasoning is None else self._reasoning.phase
+        if phase is not Phase.OPEN:
             self._matcher.fill(masks, row)
+        if phase is Phase.UNDECIDED:
+            assert self._reasoning is not None and self._reasoning.begin_id is not None
+            allow(masks[row], self._reasoning.begin_id)
         if num_before < self._min_new_tokens:
             kept = masks[row] & self._unsuppressed
             if kept.any():
@@ -123,19 +131,21 @@ class Constraint:
             masks[row] = ANYTHING
 
     def _accept(self, token: int) -> bool:
-        if self._is_free:
-            assert self._reasoning is not None
-            self._reasoning.accept(token)
-            self._in_matcher.append(False)
+        reasoning = self._reasoning
+        before = None if reasoning is None else reasoning.state
+        if reasoning is not None and reasoning.takes(token):
+            self._history.append((before, False))
             return True
-        if not self._matcher.accept(token):
-            return False
-        self._in_matcher.append(True)
-        return True
+        if self._matcher.accept(token):
+            self._history.append((before, True))
+            return True
+        if reasoning is not None and before is not None:
+            reasoning.state = before
+        return False
 
     def _rollback(self) -> None:
-        if self._in_matcher.pop():
+        before, in_matcher = self._history.pop()
+        if in_matcher:
             self._matcher.rollback(1)
-        else:
-            assert self._reasoning is not None
-            self._reasoning.rollback(1)
+        if self._reasoning is not None and before is not None:
+            self._reasoning.state = before

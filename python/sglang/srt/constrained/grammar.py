@@ -97,6 +97,11 @@ class GrammarBackend(Protocol):
         ...
 
 
+def allow(mask: Masks, token: int) -> None:
+    """Set the bit of ``token`` in ``mask`` [words]."""
+    mask.view(np.uint32)[token // 32] |= np.uint32(1 << token % 32)
+
+
 def one_line(complaint: str) -> str:
     """A library's complaint without the place in its source, of bounded length."""
     text = " ".join(complaint.split())

@@ -15,6 +15,7 @@ from sglang.srt.entrypoints.context import ServerContext
 from sglang.srt.entrypoints.native_answer import NativeAnswers
 from sglang.srt.entrypoints.native_request import UNSUPPORTED, NativeCall, parse_call
 from sglang.srt.entrypoints.prepare import Prepared, StartError, prepare
+from sglang.srt.entrypoints.reasoning_ends import reasoning_mark
 from sglang.srt.entrypoints.server_runtime import ServerRuntime
 from sglang.srt.managers.text_request import Group
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
@@ -26,7 +27,9 @@ T = TypeVar("T")
 
 _GONE: Final = "the caller does not want it any more"
 _END: Final = object()
-_FEATURES: Final = frozenset({*UNSUPPORTED, "logprob_start_len", "return_prompt_token_ids", "log_metrics"})
+_FEATURES: Final = frozenset(
+    {*UNSUPPORTED, "logprob_start_len", "return_prompt_token_ids", "log_metrics", "require_reasoning"}
+)
 
 Answer = dict[str, Any]
 
@@ -84,7 +87,7 @@ class Engine:
         **features: Any,
     ) -> Answer | list[Answer] | Iterator[Answer]:
         """As POST /generate: an answer, a list of them for several prompts, an iterator with ``stream``."""
-        call = _call(prompt, sampling_params, input_ids, stream, rid, features)
+        call = self._call(prompt, sampling_params, input_ids, stream, rid, features)
         if stream:
             return self._stream(call)
         return self._wait(self._whole(call))
@@ -99,10 +102,26 @@ class Engine:
         **features: Any,
     ) -> Answer | list[Answer] | AsyncIterator[Answer]:
         """The same from a coroutine; cancelling it ends the request."""
-        call = _call(prompt, sampling_params, input_ids, stream, rid, features)
+        call = self._call(prompt, sampling_params, input_ids, stream, rid, features)
         if stream:
             return self._async_stream(call)
         return await asyncio.wrap_future(self._submit(self._whole(call)))
+
+    def _call(
+        self,
+        prompt: Any,
+        sampling_params: Any,
+        input_ids: Any,
+        stream: bool,
+        rid: Any,
+        features: dict[str, Any],
+    ) -> NativeCall:
+        unknown = sorted(set(features) - _FEATURES)
+        if unknown:
+            raise TypeError(f"generate() got unexpected keyword arguments: {', '.join(unknown)}")
+        body = {"text": prompt, "input_ids": input_ids, "sampling_params": sampling_params, "rid": rid}
+        mark = reasoning_mark(self._context.args.reasoning_parser)
+        return parse_call({**features, **body, "stream": stream}, mark)
 
     def _stream(self, call: NativeCall) -> Iterator[Answer]:
         group = self._wait(self._manager.submit(call.requests))
@@ -212,16 +231,6 @@ class Engine:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-
-
-def _call(
-    prompt: Any, sampling_params: Any, input_ids: Any, stream: bool, rid: Any, features: dict[str, Any]
-) -> NativeCall:
-    unknown = sorted(set(features) - _FEATURES)
-    if unknown:
-        raise TypeError(f"generate() got unexpected keyword arguments: {', '.join(unknown)}")
-    body = {"text": prompt, "input_ids": input_ids, "sampling_params": sampling_params, "rid": rid}
-    return parse_call({**features, **body, "stream": stream})
 
 
 async def _next(answers: AsyncIterator[Answer]) -> Any:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from sglang.srt.managers.text_request import RequestError, TextRequest
-from sglang.srt.sampling.sampling_params import SamplingParams, SamplingParamsError
+from sglang.srt.sampling.sampling_params import ReasoningEnd, SamplingParams, SamplingParamsError
 
 # Known features that are not supported. A value that switches one off is accepted.
 UNSUPPORTED: Final = (
@@ -15,7 +15,7 @@ UNSUPPORTED: Final = (
     "token_ids_logprob", "return_text_in_logprobs", "return_hidden_states", "lora_path", "session_params",
     "session_id", "custom_logit_processor", "priority", "extra_key", "cache_salt", "routed_dp_rank",
     "bootstrap_host", "bootstrap_port", "bootstrap_room", "return_routed_experts", "return_sampling_mask",
-    "require_reasoning", "custom_labels",
+    "custom_labels",
 )  # fmt: skip
 
 
@@ -43,8 +43,9 @@ def refuse_unsupported(body: Mapping[str, Any], names: Sequence[str]) -> None:
         raise RequestError(f"{name} is not supported by this server: leave it out")
 
 
-def parse_call(body: Any) -> NativeCall:
-    """
+def parse_call(body: Any, reasoning_end: str) -> NativeCall:
+    """``reasoning_end``: what ends the part that a grammar leaves alone, with ``require_reasoning``.
+
     Raises:
         RequestError: a field is missing, of the wrong type, or not supported.
     """
@@ -56,8 +57,9 @@ def parse_call(body: Any) -> NativeCall:
     rids = _rids(body.get("rid"), len(prompts), is_list)
     stream = _boolean(body, "stream", False)
     log_metrics = _boolean(body, "log_metrics", True)
+    end = ReasoningEnd(reasoning_end) if _boolean(body, "require_reasoning", False) else None
     requests = [
-        TextRequest(prompt, sampling, rid, stream, log_metrics=log_metrics)
+        TextRequest(prompt, sampling, rid, stream, log_metrics=log_metrics, reasoning_end=end)
         for prompt, sampling, rid in zip(prompts, samplings, rids, strict=True)
     ]
     return NativeCall(requests, is_list, stream, _boolean(body, "return_prompt_token_ids", False))

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from sglang.srt.sampling.sampling_params import SamplingParams
+from sglang.srt.sampling.sampling_params import ReasoningEnd, SamplingParams
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=False):
@@ -32,7 +32,7 @@ class GenerateRequest(Message, frozen=True):
     sampling: SamplingParams  # n == 1, sampling_seed set, max_new_tokens resolved or None
     stream: bool
     received_ts: float  # time.time() when the request was read
-    reasoning_end: str = ""  # a grammar begins after this text
+    reasoning_end: ReasoningEnd | None = None  # where a grammar begins; None: at once
 
 
 class AbortRequest(Message, frozen=True):

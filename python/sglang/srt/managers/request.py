@@ -83,7 +83,7 @@ class Request:
         self.stop_ids = stop_ids
         self.draft_class = draft_class  # requests that accept drafts alike; "": accepts none
         self.grammar = spec_of(message.sampling)
-        self.reasoning_end = message.reasoning_end  # the grammar begins after this text; "": at once
+        self.reasoning_end = message.reasoning_end  # where the grammar begins; None: at once
         # -- grammars.py
         self.constraint: Constraint | None = None  # how far its text has come in the grammar
         # -- admission.py and release.py: what it holds

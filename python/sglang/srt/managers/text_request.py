@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from sglang.srt.managers.io_struct import FinishReason, RequestStats, TextOutput
-from sglang.srt.sampling.sampling_params import SamplingParams
+from sglang.srt.sampling.sampling_params import ReasoningEnd, SamplingParams
 
 
 class RequestError(ValueError):
@@ -30,6 +30,7 @@ class TextRequest:
     add_special_tokens: bool = True  # to a prompt that is text
     log_metrics: bool = True
     call_rid: str | None = None  # of the call, where that has several prompts and an id of its own
+    reasoning_end: ReasoningEnd | None = None  # where a grammar begins; None: at once
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,8 +83,17 @@ class TokenizerManager:
         for sample, sampling in new:
             self._samples[sample.rid] = sample
             group.samples.append(sample)
-            stream = sample.request.stream
-            self._send(GenerateRequest(sample.rid, sample.prompt_ids, sampling, stream, sample.created_ts))
+            asked = sample.request
+            self._send(
+                GenerateRequest(
+                    sample.rid,
+                    sample.prompt_ids,
+                    sampling,
+                    asked.stream,
+                    sample.created_ts,
+                    asked.reasoning_end,
+                )
+            )
         return group
 
     def abort(self, rid: str, reason: str) -> None:

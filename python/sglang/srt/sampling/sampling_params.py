@@ -15,6 +15,14 @@ LARGEST_INT = 2**31 - 1  # of counts, limits and ids: sums of them still fit in 
 LARGEST_NUMBER = 1e30  # of what is multiplied, divided and added as float32
 
 
+@dataclass(frozen=True, slots=True)
+class ReasoningEnd:
+    """Where the part of a reply ends that its grammar has no say in: behind ``text``."""
+
+    text: str
+    begin_id: int | None = None  # there is such a part only if the reply begins with this token; None: always
+
+
 class SamplingParamsError(ValueError):
     """A request's sampling parameters are not acceptable; the message says what to write."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
@@ -18,6 +19,7 @@ from sglang.srt.entrypoints.openai.protocol import ChatBody
 from sglang.srt.entrypoints.openai.reply_format import (
     offered_tools,
     prompt_end,
+    reasoning_end,
     reasoning_tokens,
     reply_format,
 )
@@ -36,7 +38,10 @@ async def answer_chat(request: Request, body: ChatBody, context: ServerContext) 
     manager = context.manager
     tools = offered_tools(body)
     text_request = chat_request(body, context, tools)
-    form = reply_format(body, context.args, tools, prompt_end(text_request.prompt, manager.tokenizer))
+    end = prompt_end(text_request.prompt, manager.tokenizer)
+    form = reply_format(body, context.args, tools, end)
+    where = reasoning_end(body, context.args, end, manager.tokenizer)
+    text_request = replace(text_request, reasoning_end=where)
     group = await manager.submit([text_request])
     envelope = {
         "id": text_request.rid,

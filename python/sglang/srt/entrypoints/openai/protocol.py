@@ -8,11 +8,12 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from sglang.srt.entrypoints.native_request import checked_sampling, refuse_unsupported
+from sglang.srt.entrypoints.openai.response_format import grammar_params
 from sglang.srt.managers.text_request import RequestError
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 _UNSUPPORTED: Final = (
-    "top_logprobs", "tools", "functions", "function_call", "regex", "ebnf", "json_schema", "stop_regex",
+    "top_logprobs", "tools", "functions", "function_call", "stop_regex",
     "lora_path", "session_params", "custom_logit_processor", "custom_params", "extra_key", "cache_salt",
     "priority", "return_hidden_states", "return_cached_tokens_details", "return_spec_tokens_details",
     "return_meta_info", "return_token_ids", "suffix", "audio", "prediction",
@@ -61,6 +62,10 @@ class GenerationBody(BaseModel):
     stream_options: StreamOptions | None = None
     rid: str | None = None
     speculative_draft_len: int | None = None
+    response_format: Any = None
+    json_schema: str | dict[str, Any] | None = None
+    regex: str | None = None
+    ebnf: str | None = None
 
     def refuse_unsupported(self) -> None:
         extra = self.model_extra or {}
@@ -70,11 +75,14 @@ class GenerationBody(BaseModel):
             raise RequestError("logprobs is not supported by this server: leave it out")
         if extra.get("best_of") not in (None, 1):
             raise RequestError("best_of is not supported by this server: leave it out, and choose of n")
-        form = extra.get("response_format")
-        if form is not None and not (isinstance(form, dict) and form.get("type") == "text"):
-            raise RequestError("response_format is not supported by this server, except for type text")
         if extra.get("tool_choice") not in (None, "none", "auto"):
             raise RequestError("tool_choice is not supported by this server: leave it out")
+
+    def _json_params(self) -> dict[str, Any]:
+        form = grammar_params(self.response_format)
+        if self.json_schema is not None and form:
+            raise RequestError("response_format and json_schema are given: only one of them can be")
+        return form or {"json_schema": self.json_schema}
 
     def sampling(self, defaults: dict[str, Any], max_new_tokens: int | None) -> SamplingParams:
         """``max_new_tokens`` None: as many as the context holds."""
@@ -98,6 +106,9 @@ class GenerationBody(BaseModel):
             "logit_bias": self.logit_bias,
             "sampling_seed": self.seed,
             "speculative_draft_len": self.speculative_draft_len,
+            "regex": self.regex,
+            "ebnf": self.ebnf,
+            **self._json_params(),
         }
         try:
             return checked_sampling(given, {**defaults, "max_new_tokens": None})

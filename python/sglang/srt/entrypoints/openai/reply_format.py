@@ -11,6 +11,7 @@ from sglang.srt.function_call.tools import Tools
 from sglang.srt.managers.text_request import RequestError, Sample
 from sglang.srt.parser.reasoning import REASONING_FORMATS, ReasoningFormat
 from sglang.srt.parser.reply import ReplyFormat
+from sglang.srt.sampling.sampling_params import ReasoningEnd
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.utils.text_tokenizer import TextTokenizer
 
@@ -105,6 +106,21 @@ def _is_open(form: ReasoningFormat, prompt: str, begun: str) -> bool:
     if form.begin in begun or form.end in begun:
         return begun.rfind(form.begin) > begun.rfind(form.end)
     return form.is_open(prompt.removesuffix(begun))
+
+
+def reasoning_end(
+    body: ChatBody, args: ServerArgs, prompt: str, tokenizer: TextTokenizer
+) -> ReasoningEnd | None:
+    """Where a grammar begins. ``prompt``: its end is enough."""
+    form = REASONING_FORMATS.get(args.reasoning_parser or "")
+    if form is None:
+        return None
+    if _is_open(form, prompt, _begun(body)):
+        return ReasoningEnd(form.end)
+    begin_id = tokenizer.token_id(form.begin)
+    if begin_id is None or form.end in _begun(body) or prompt.rstrip().endswith(form.end):
+        return None
+    return ReasoningEnd(form.end, begin_id)  # the model may begin one
 
 
 def reasoning_tokens(sample: Sample, form: ReplyFormat, tokenizer: TextTokenizer) -> int:
