@@ -248,7 +248,7 @@ def gate(launch: Launch, info: DeviceInfo) -> None:
         return
     print(
         f"format {launch.constants['FORMAT']} {launch.constants['N']}x{launch.constants['K']}"
-        f" tile {launch.constants['BM']} split {launch.constants['SPLIT']} sm_{info.arch}: {made.shared} B,"
+        f" tile {launch.constants['BM']} split {launch.constants.get('SPLIT', 1)} sm_{info.arch}: {made.shared} B,"
         f" {made.registers} registers, {made.programs_per_sm(launch.num_warps)} programs a SM"
     )
     assert made.programs_per_sm(launch.num_warps) >= 2

@@ -60,7 +60,8 @@ def _product(
         block_n=block_n,
         width=width,
         split=_split(4 * info.num_sms, programs, -(-matrix.columns // width)),
-        num_warps=4,
+        # As for packed words, where there is something to convert.
+        num_warps=block_n // 16 if matrix.format is Format.FP8 else 4,
         num_stages=3,
         pairs=False,
     )

@@ -236,9 +236,8 @@ def product_launch(
     own = config.gate_up if gated else config.down
     rows = matrix.rows // 2 if gated else matrix.rows
     num_pairs, blocks, tiles = routed.order.shape[0], routed.blocks.shape[0], -(-rows // own.block_n)
-    row_tiles = own.row_tiles
-    if gated or own.split > 1 or matrix.format not in PACKED or own.width * 8 < matrix.columns:
-        row_tiles = 1
+    if own.row_tiles > 1 and not gated and matrix.format in PACKED and 8 * own.width >= matrix.columns:
+        return _rows_launch(x, matrix, routed, out, own, pdl)
     part = counted = routed.order  # not read
     if own.split > 1:
         assert counters is not None and blocks * tiles <= MAX_COUNTERS
@@ -247,7 +246,7 @@ def product_launch(
     whole = matrix.global_scale
     return Launch(
         expert_kernel,
-        (-(-tiles // row_tiles), blocks, own.split),
+        (tiles, blocks, own.split),
         (
             x, matrix.data, matrix.data if matrix.scale is None else matrix.scale,
             matrix.data if whole is None else whole, routed.blocks, routed.order, out, part, counted,
@@ -269,7 +268,46 @@ def product_launch(
             "WORDS": own.width,
             "CHUNK": own.chunk(matrix),
             "SPLIT": own.split,
-            "ROW_TILES": row_tiles,
+            "STAGES": own.num_stages,
+            "PAIRS": own.pairs and x.dtype == torch.bfloat16 and not interpreting(),
+            "CT": compute_type(x.dtype),
+            "PDL": pdl,
+        },
+        num_warps=own.num_warps,
+        num_stages=own.num_stages,
+        pdl=pdl,
+    )  # fmt: skip
+
+
+def _rows_launch(
+    x: torch.Tensor,
+    matrix: ExpertMatrix,
+    routed: Routed,
+    out: torch.Tensor,
+    own: ProductConfig,
+    pdl: bool,
+) -> Launch:
+    """As ``product_launch`` of packed words in one pass, several tiles of rows a program."""
+    from sgl_kernel.moe.products.kernels import rows_kernel
+
+    whole, scale = matrix.global_scale, matrix.scale
+    assert scale is not None and out.shape[1] == matrix.rows
+    return Launch(
+        rows_kernel,
+        (-(-matrix.rows // (own.block_n * own.row_tiles)), routed.blocks.shape[0]),
+        (
+            x, matrix.data, scale, scale if whole is None else whole, routed.blocks, routed.order, out,
+            x.stride(0),
+        ),
+        {
+            "N": matrix.rows,
+            "K": matrix.columns,
+            "FORMAT": _FORMATS[matrix.format],
+            "PARTS": 0 if whole is None else whole.shape[1],
+            "BM": routed.block_m,
+            "BN": own.block_n,
+            "WORDS": own.width,
+            "ROW_TILES": own.row_tiles,
             "STAGES": own.num_stages,
             "PAIRS": own.pairs and x.dtype == torch.bfloat16 and not interpreting(),
             "CT": compute_type(x.dtype),

@@ -100,53 +100,44 @@ def _packed(
 
 
 @triton.jit
-def _put_rows(
-    acc, expert, n, pair, inside, global_scale, out,
-    N: tl.constexpr, OUT_WIDTH: tl.constexpr, PARTS: tl.constexpr,
+def _sums(
+    x_rows, w, scale, expert, row, n, inside, begin, end,
+    N: tl.constexpr, K: tl.constexpr, FORMAT: tl.constexpr, SCALE_ROWS: tl.constexpr,
+    SCALE_COLUMNS: tl.constexpr, GATED: tl.constexpr, WORDS: tl.constexpr, STAGES: tl.constexpr,
+    PAIRS: tl.constexpr, CT: tl.constexpr,
 ):  # fmt: skip
-    """acc: [BN, BM] of rows n, for the pairs, in their order."""
-    if PARTS > 0:
-        acc *= tl.load(global_scale + expert * PARTS)
-    target = out + pair.to(tl.int64)[None, :] * OUT_WIDTH + n[:, None]
-    tl.store(target, acc.to(out.dtype.element_ty), mask=(n < N)[:, None] & inside[None, :])
+    """Columns begin … end - 1, [BN, BM] of gate and of up, in any format.
 
-
-@triton.jit
-def _rows_in_turn(
-    w, scale, x_rows, expert, pair, inside, global_scale, out,
-    N: tl.constexpr, K: tl.constexpr, FORMAT: tl.constexpr, PARTS: tl.constexpr, OUT_WIDTH: tl.constexpr,
-    BN: tl.constexpr, BM: tl.constexpr, WORDS: tl.constexpr, ROW_TILES: tl.constexpr, STAGES: tl.constexpr,
-    CT: tl.constexpr, PAIRS: tl.constexpr,
-):  # fmt: skip
-    """Where one pass takes all columns: ROW_TILES tiles of rows, the next ones on their way; x read once."""
-    GROUPS: tl.constexpr = K // (32 if FORMAT == INT4 else 16)
-    at = tl.arange(0, WORDS)
-    some = inside[:, None]
-    v0 = tl.trans(tl.load(x_rows + (0 * WORDS + at)[None, :], mask=some, other=0.0).to(CT))
-    v1 = tl.trans(tl.load(x_rows + (1 * WORDS + at)[None, :], mask=some, other=0.0).to(CT))
-    v2 = tl.trans(tl.load(x_rows + (2 * WORDS + at)[None, :], mask=some, other=0.0).to(CT))
-    v3 = tl.trans(tl.load(x_rows + (3 * WORDS + at)[None, :], mask=some, other=0.0).to(CT))
-    v4 = tl.trans(tl.load(x_rows + (4 * WORDS + at)[None, :], mask=some, other=0.0).to(CT))
-    v5 = tl.trans(tl.load(x_rows + (5 * WORDS + at)[None, :], mask=some, other=0.0).to(CT))
-    v6 = tl.trans(tl.load(x_rows + (6 * WORDS + at)[None, :], mask=some, other=0.0).to(CT))
-    v7 = tl.trans(tl.load(x_rows + (7 * WORDS + at)[None, :], mask=some, other=0.0).to(CT))
-    first = tl.program_id(0) * ROW_TILES
-    for tile in tl.range(first, tl.minimum(first + ROW_TILES, tl.cdiv(N, BN)), num_stages=STAGES):
-        n = tile * BN + tl.arange(0, BN)
-        row = expert.to(tl.int64) * N + tl.minimum(n, N - 1)
-        tiles = _unpacked(
-            w + row[:, None] * (K // 8), scale + row[:, None] * GROUPS, 0, K, FORMAT, WORDS,
-            K == 8 * WORDS, CT, PAIRS,
+    row: [BN] rows of all experts' matrices, one below the other; n: [BN] of this expert's; x_rows and inside:
+    [BM, 1].
+    """
+    acc = tl.zeros([row.shape[0], x_rows.shape[0]], tl.float32)
+    acc_up = tl.zeros([row.shape[0], x_rows.shape[0]], tl.float32)
+    if FORMAT == 0:
+        gate = w + row[:, None] * K
+        acc, acc_up = _plain(
+            acc, acc_up, gate, gate + N * K, x_rows, inside, begin, end, K, WORDS, K % WORDS == 0, GATED,
+            STAGES, CT,
         )  # fmt: skip
-        acc = tl.dot(tiles[0], v0, input_precision="ieee")
-        acc = tl.dot(tiles[1], v1, acc, input_precision="ieee")
-        acc = tl.dot(tiles[2], v2, acc, input_precision="ieee")
-        acc = tl.dot(tiles[3], v3, acc, input_precision="ieee")
-        acc = tl.dot(tiles[4], v4, acc, input_precision="ieee")
-        acc = tl.dot(tiles[5], v5, acc, input_precision="ieee")
-        acc = tl.dot(tiles[6], v6, acc, input_precision="ieee")
-        acc = tl.dot(tiles[7], v7, acc, input_precision="ieee")
-        _put_rows(acc, expert, n, pair, inside, global_scale, out, N, OUT_WIDTH, PARTS)
+    elif FORMAT == FP8:
+        gate = w + row[:, None] * K
+        COLUMN_BLOCKS: tl.constexpr = (K + SCALE_COLUMNS - 1) // SCALE_COLUMNS
+        ROW_BLOCKS: tl.constexpr = (N + SCALE_ROWS - 1) // SCALE_ROWS
+        of_expert = expert.to(tl.int64) * (2 * ROW_BLOCKS if GATED else ROW_BLOCKS)
+        gate_scale = scale + (of_expert + n // SCALE_ROWS) * COLUMN_BLOCKS
+        acc, acc_up = _float8(
+            acc, acc_up, gate, gate + N * K, gate_scale, gate_scale + ROW_BLOCKS * COLUMN_BLOCKS, x_rows,
+            inside, begin, end, K, WORDS, SCALE_COLUMNS, GATED, STAGES, CT,
+        )  # fmt: skip
+    else:
+        GROUPS: tl.constexpr = K // (32 if FORMAT == INT4 else 16)
+        gate = w + row[:, None] * (K // 8)
+        gate_scale = scale + row[:, None] * GROUPS
+        acc, acc_up = _packed(
+            acc, acc_up, gate, gate + N * (K // 8), gate_scale, gate_scale + N * GROUPS, x_rows, inside,
+            begin, end, K, FORMAT, WORDS, K % (8 * WORDS) == 0, GATED, STAGES, CT, PAIRS,
+        )  # fmt: skip
+    return acc, acc_up
 
 
 @triton.jit
@@ -212,7 +203,6 @@ def expert_kernel(
     WORDS: tl.constexpr,  # PLAIN, FP8: columns a pass
     CHUNK: tl.constexpr,  # columns that a split takes
     SPLIT: tl.constexpr,
-    ROW_TILES: tl.constexpr,  # more than 1: tiles of rows that a program takes, of packed words in one pass
     STAGES: tl.constexpr,
     PAIRS: tl.constexpr,
     CT: tl.constexpr,
@@ -229,43 +219,15 @@ def expert_kernel(
     inside = m < count
     pair = tl.load(order + place + m, mask=inside, other=0)
     x_rows = x + (pair // TOP_K if GATED else place + m).to(tl.int64)[:, None] * x_stride
-    if ROW_TILES > 1:
-        _rows_in_turn(
-            w, scale, x_rows, expert, pair, inside, global_scale, out, N, K, FORMAT, PARTS,
-            OUT_WIDTH, BN, BM, WORDS, ROW_TILES, STAGES, CT, PAIRS,
-        )  # fmt: skip
-        return
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     # Rows past the last one read one that is there, and are not stored.
     row = expert.to(tl.int64) * (2 * N if GATED else N) + tl.minimum(n, N - 1)
     begin = tl.program_id(2) * CHUNK
     end = tl.minimum(begin + CHUNK, K)
-    acc = tl.zeros([BN, BM], tl.float32)
-    acc_up = tl.zeros([BN, BM], tl.float32)
-    if FORMAT == 0:
-        gate = w + row[:, None] * K
-        acc, acc_up = _plain(
-            acc, acc_up, gate, gate + N * K, x_rows, inside[:, None], begin, end, K, WORDS, K % WORDS == 0,
-            GATED, STAGES, CT,
-        )  # fmt: skip
-    elif FORMAT == FP8:
-        gate = w + row[:, None] * K
-        COLUMN_BLOCKS: tl.constexpr = (K + SCALE_COLUMNS - 1) // SCALE_COLUMNS
-        ROW_BLOCKS: tl.constexpr = (N + SCALE_ROWS - 1) // SCALE_ROWS
-        of_expert = expert.to(tl.int64) * (2 * ROW_BLOCKS if GATED else ROW_BLOCKS)
-        gate_scale = scale + (of_expert + tl.minimum(n, N - 1) // SCALE_ROWS) * COLUMN_BLOCKS
-        acc, acc_up = _float8(
-            acc, acc_up, gate, gate + N * K, gate_scale, gate_scale + ROW_BLOCKS * COLUMN_BLOCKS, x_rows,
-            inside[:, None], begin, end, K, WORDS, SCALE_COLUMNS, GATED, STAGES, CT,
-        )  # fmt: skip
-    else:
-        GROUPS: tl.constexpr = K // (32 if FORMAT == INT4 else 16)
-        gate = w + row[:, None] * (K // 8)
-        gate_scale = scale + row[:, None] * GROUPS
-        acc, acc_up = _packed(
-            acc, acc_up, gate, gate + N * (K // 8), gate_scale, gate_scale + N * GROUPS, x_rows,
-            inside[:, None], begin, end, K, FORMAT, WORDS, K % (8 * WORDS) == 0, GATED, STAGES, CT, PAIRS,
-        )  # fmt: skip
+    acc, acc_up = _sums(
+        x_rows, w, scale, expert, row, tl.minimum(n, N - 1), inside[:, None], begin, end, N, K, FORMAT,
+        SCALE_ROWS, SCALE_COLUMNS, GATED, WORDS, STAGES, PAIRS, CT,
+    )  # fmt: skip
     within = (n < N)[:, None] & inside[None, :]
     complete = True
     if SPLIT > 1:
@@ -283,3 +245,72 @@ def expert_kernel(
         column = _packed_order(n, OUT_WORDS)
         target = out + (place + m if GATED else pair).to(tl.int64)[None, :] * OUT_WIDTH + column[:, None]
         tl.store(target, acc.to(out.dtype.element_ty), mask=within)
+
+
+@triton.jit
+def rows_kernel(
+    x,  # rows by place, in the order of packed words
+    w,  # [E, N, K / 8], K at most the columns of a pass
+    scale,  # [E, N, groups]
+    global_scale,  # [E, 1] if PARTS
+    blocks,  # [blocks, 3]
+    order,  # [pairs]
+    out,  # [pairs, N] by pair
+    x_stride,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    FORMAT: tl.constexpr,
+    PARTS: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    WORDS: tl.constexpr,
+    ROW_TILES: tl.constexpr,
+    STAGES: tl.constexpr,
+    PAIRS: tl.constexpr,
+    CT: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Where one pass takes all columns: a program takes ROW_TILES tiles of rows in turn, the next ones on
+    their way. x is read once."""
+    begin_dependent(PDL)
+    block = tl.program_id(1)
+    expert = tl.load(blocks + block * BLOCK_FIELDS)
+    if expert < 0:
+        return
+    place = tl.load(blocks + block * BLOCK_FIELDS + 2)
+    m, at = tl.arange(0, BM), tl.arange(0, WORDS)
+    inside = m < tl.load(blocks + block * BLOCK_FIELDS + 1)
+    pair = tl.load(order + place + m, mask=inside, other=0).to(tl.int64)
+    v = _all_columns(x + (place + m).to(tl.int64)[:, None] * x_stride + at[None, :], inside, WORDS, CT)
+    GROUPS: tl.constexpr = K // (32 if FORMAT == INT4 else 16)
+    first = tl.program_id(0) * ROW_TILES
+    for tile in tl.range(first, tl.minimum(first + ROW_TILES, tl.cdiv(N, BN)), num_stages=STAGES):
+        n = tile * BN + tl.arange(0, BN)
+        row = expert.to(tl.int64) * N + tl.minimum(n, N - 1)
+        tiles = _unpacked(
+            w + row[:, None] * (K // 8), scale + row[:, None] * GROUPS, 0, K, FORMAT, WORDS,
+            K == 8 * WORDS, CT, PAIRS,
+        )  # fmt: skip
+        acc = tl.zeros([BN, BM], tl.float32)
+        for i in tl.static_range(8):
+            acc = tl.dot(tiles[i], v[i], acc, input_precision="ieee")
+        if PARTS > 0:
+            acc *= tl.load(global_scale + expert)
+        target = out + pair[None, :] * N + n[:, None]
+        tl.store(target, acc.to(out.dtype.element_ty), mask=(n < N)[:, None] & inside[None, :])
+
+
+@triton.jit
+def _all_columns(x_rows, inside, WORDS: tl.constexpr, CT: tl.constexpr):
+    """Eight tiles [WORDS, BM]. x_rows: [BM, WORDS] pointers to the first one."""
+    some = inside[:, None]
+    return (
+        tl.trans(tl.load(x_rows, mask=some, other=0.0).to(CT)),
+        tl.trans(tl.load(x_rows + WORDS, mask=some, other=0.0).to(CT)),
+        tl.trans(tl.load(x_rows + 2 * WORDS, mask=some, other=0.0).to(CT)),
+        tl.trans(tl.load(x_rows + 3 * WORDS, mask=some, other=0.0).to(CT)),
+        tl.trans(tl.load(x_rows + 4 * WORDS, mask=some, other=0.0).to(CT)),
+        tl.trans(tl.load(x_rows + 5 * WORDS, mask=some, other=0.0).to(CT)),
+        tl.trans(tl.load(x_rows + 6 * WORDS, mask=some, other=0.0).to(CT)),
+        tl.trans(tl.load(x_rows + 7 * WORDS, mask=some, other=0.0).to(CT)),
+    )
