@@ -120,7 +120,7 @@ def test_an_error_in_one_thread_ends_the_others(tmp_path: Path) -> None:
 
 
 def test_a_load_needs_little_beside_its_tensors(tmp_path: Path) -> None:
-    """At most 1.2 times the largest part for each thread: 192 MiB in files, an eighth of it taken."""
+    """A buffer and some pages of maps for each thread, whatever is loaded: here an eighth of 192 MiB."""
     parts, size, threads = [Part(0, Span(0, 1024)), Part(1, Span(64, 128))], (8192, 512), 2
     tensors = {f"t{i}": torch.randn(size) for i in range(12)}
     source = CheckpointSource(write_folder(tmp_path, {}, tensors, 3), "auto", torch.float32, CPU)
@@ -133,7 +133,7 @@ def test_a_load_needs_little_beside_its_tensors(tmp_path: Path) -> None:
     taken = [source.take(f"t{i}", size, part=parts[i % 2]) for i in range(12)]
     assert sum(t.nbytes for t in taken) == 12 * largest
     beside = memory_of_process("VmHWM") - before - 12 * largest
-    assert beside < 1.2 * threads * (largest + reading.PIECE_BYTES)
+    assert beside < threads * (reading.PIECE_BYTES + reading.MAPPED_BYTES) + largest
     source.finish()
 
 

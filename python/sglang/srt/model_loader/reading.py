@@ -3,7 +3,8 @@
 What bounds loading is the host's copying, not the disks and not the links to the devices, so tensors are cut
 into pieces that threads bring over side by side. A piece goes from the page cache into a thread's buffer
 (pinned, for a device) and from there to its place; or, on a CPU and where nothing is converted, straight to
-its place. Rows of which a rank has a few columns are read whole, and cut on the device.
+its place. Of rows of which a rank has a few columns, those alone are copied, out of a map of the file:
+reading would copy whole rows, which are as many times as much as there are ranks.
 """
 
 from __future__ import annotations
@@ -14,16 +15,18 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from threading import local
+from threading import Lock, local
 from typing import Any, Final
 
 import torch
 
-from sglang.srt.model_loader.weight_files import Stored
+from sglang.srt.model_loader.weight_files import SafetensorsFile, Stored
 from sglang.srt.model_loader.weight_source import Part
 
 PIECE_BYTES: Final = 2 << 20
 """Most of a file that a thread holds: its second copy is made from the processor's cache."""
+MAPPED_BYTES: Final = 8 << 20
+"""Of maps of files, for each thread."""
 SHORT_RUN_BYTES: Final = 64 << 10
 """Runs of bytes shorter than this are not read one by one, but with what lies between them."""
 MAX_THREADS: Final = 8
@@ -59,7 +62,9 @@ def pieces_of(stored: Stored, part: Part | None, out: torch.Tensor) -> Iterator[
     if width == 0 or outer == 0:
         return
     places = out.view(outer, width)
-    if outer == 1 or width * size >= SHORT_RUN_BYTES or row * size > PIECE_BYTES:
+    # Whole rows: in a map, or in a buffer where a map's numbers would not be aligned.
+    most_bytes = PIECE_BYTES if stored.offset % size else MAPPED_BYTES
+    if outer == 1 or width * size >= SHORT_RUN_BYTES or row * size > most_bytes:
         most = PIECE_BYTES // size
         for i in range(outer):
             for column in range(0, width, most):
@@ -67,7 +72,7 @@ def pieces_of(stored: Stored, part: Part | None, out: torch.Tensor) -> Iterator[
                 offset = stored.offset + (i * row + begin + column) * size
                 yield Piece(stored, offset, into.shape[1], 0, into)
         return
-    most = PIECE_BYTES // (row * size)
+    most = max(1, min(most_bytes // (row * size), PIECE_BYTES // (width * size)))
     for i in range(0, outer, most):
         yield Piece(stored, stored.offset + i * row * size, row, begin, places[i : i + most])
 
@@ -79,6 +84,9 @@ class Readers:
         self._device = device
         self._num_threads = num_threads or min(MAX_THREADS, os.cpu_count() or 1)
         self._pool: ThreadPoolExecutor | None = None
+        self._lock = Lock()
+        self._mapped_bytes = 0
+        self._mapped_files: set[SafetensorsFile] = set()
         self._own = local()  # of a thread: buffer; of a reader's: stream
 
     def fill(self, out: torch.Tensor, stored: Stored, part: Part | None = None) -> None:
@@ -142,18 +150,39 @@ class Readers:
         if into.device.type == "cpu" and piece.is_run and into.dtype == stored.dtype and into.is_contiguous():
             stored.file.read(stored.name, _memory(into), piece.offset)
             return
-        held = self._buffer()[: piece.num_bytes]
-        stored.file.read(stored.name, _memory(held), piece.offset)
-        rows = held.view(stored.dtype).view(-1, piece.row)
-        if into.device.type == "cpu":
-            into.copy_(rows[:, piece.begin : piece.begin + into.shape[1]])
+        if piece.is_run or stored.offset % stored.dtype.itemsize:
+            held = self._buffer()[: piece.num_bytes]
+            stored.file.read(stored.name, _memory(held), piece.offset)
+            self._move(_columns(held, piece), into)
             return
-        if piece.is_run and into.dtype == stored.dtype:
-            into.copy_(rows, non_blocking=True)
-        else:  # cut and converted over there
-            there = rows.to(into.device, non_blocking=True)
-            into.copy_(there[:, piece.begin : piece.begin + into.shape[1]])
-        torch.cuda.current_stream(into.device).synchronize()  # the buffer is used again
+        wanted = _columns(stored.file.mapped(stored.name, piece.offset, piece.num_bytes), piece)
+        if into.device.type != "cpu":
+            size = into.numel() * stored.dtype.itemsize
+            wanted = self._buffer()[:size].view(stored.dtype).view(into.shape).copy_(wanted)
+        self._move(wanted, into)
+        self._note_mapped(piece)
+
+    def _note_mapped(self, piece: Piece) -> None:
+        """Maps let go of their memory now and then: to do it after every piece would cost more than it."""
+        with self._lock:
+            self._mapped_bytes += piece.num_bytes
+            self._mapped_files.add(piece.stored.file)
+            if self._mapped_bytes < MAPPED_BYTES * self._num_threads:
+                return
+            files, self._mapped_files, self._mapped_bytes = self._mapped_files, set(), 0
+        for file in files:
+            file.let_go()
+
+    def _move(self, found: torch.Tensor, into: torch.Tensor) -> None:
+        """found: on the CPU, in a buffer that will be used again."""
+        if into.device.type == "cpu":
+            into.copy_(found)
+            return
+        if found.is_contiguous() and found.dtype == into.dtype:
+            into.copy_(found, non_blocking=True)
+        else:  # converted over there
+            into.copy_(found.to(into.device, non_blocking=True))
+        torch.cuda.current_stream(into.device).synchronize()
 
     def _buffer(self) -> torch.Tensor:
         if not hasattr(self._own, "buffer"):
@@ -161,6 +190,12 @@ class Readers:
             self._own.buffer = torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=pinned)
         buffer: torch.Tensor = self._own.buffer
         return buffer
+
+
+def _columns(found: torch.Tensor, piece: Piece) -> torch.Tensor:
+    """found: [bytes] uint8 of whole rows -> [rows, wanted columns], a view."""
+    rows = found.view(piece.stored.dtype).view(-1, piece.row)
+    return rows[:, piece.begin : piece.begin + piece.into.shape[1]]
 
 
 def _memory(tensor: torch.Tensor) -> memoryview:

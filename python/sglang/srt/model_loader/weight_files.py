@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import pickle
 import struct
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any, Final, Protocol
 
 import torch
@@ -84,6 +86,9 @@ class SafetensorsFile:
         header.pop("__metadata__", None)
         self._header = header
         self._begin = 8 + length
+        self._lock = Lock()
+        self._map: mmap.mmap | None = None  # of the whole file, when it is first wanted
+        self._bytes: torch.Tensor | None = None  # the same, uint8
 
     def names(self) -> list[str]:
         return list(self._header)
@@ -117,7 +122,25 @@ class SafetensorsFile:
                 raise WeightError(f"{self.path}: tensor {name} can't be read: the file became shorter")
             done += got
 
+    def mapped(self, name: str, offset: int, num_bytes: int) -> torch.Tensor:
+        """[num_bytes] uint8; what is used of them takes memory until ``let_go``."""
+        if os.fstat(self._descriptor).st_size < offset + num_bytes:  # using them would end the process
+            raise WeightError(f"{self.path}: tensor {name} can't be read: the file became shorter")
+        os.posix_fadvise(self._descriptor, offset, num_bytes, os.POSIX_FADV_WILLNEED)
+        with self._lock:
+            if self._bytes is None:
+                # A private one: torch wants memory that it could write to.
+                self._map = mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_COPY)
+                self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
+            return self._bytes[offset : offset + num_bytes]
+
+    def let_go(self) -> None:
+        """Of the memory that maps take, while others may use them: they are read again."""
+        if self._map is not None:
+            self._map.madvise(mmap.MADV_DONTNEED)
+
     def close(self) -> None:
+        self._bytes = self._map = None
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
