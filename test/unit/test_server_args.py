@@ -12,7 +12,8 @@ import pytest
 
 from sglang.srt.configs.speculative_args import parse_threshold, resolve_shape
 from sglang.srt.managers.executor_settings import executor_args
-from sglang.srt.server_args import ServerArgs, replacements, shape_warning
+from sglang.srt.server_args import ServerArgs
+from sglang.srt.server_args_checks import replacements, shape_warning
 from sglang.srt.utils.flags import ServerArgsError, flags_of, option_name
 from sglang.srt.utils.gpu import has_gpu
 from sglang.srt.utils.upstream_flags import refused_flags

@@ -19,6 +19,7 @@ ROWS = {
     "version": 0,
     "srt.configs": 1,
     "srt.server_args": 1,
+    "srt.server_args_checks": 1,
     "srt.distributed": 1,
     "embedded": 1,
     "srt.managers.io_struct": 1,
@@ -44,6 +45,9 @@ SAME_ROW_ALLOWED = {
     ("srt.models", "srt.model_loader"),  # a model takes its tensors from a WeightSource
     ("srt.managers.io_struct", "srt.sampling.sampling_params"),  # a request carries its parameters
     ("srt.server_args", "srt.configs"),
+    ("srt.server_args", "srt.server_args_checks"),
+    ("srt.server_args_checks", "srt.server_args"),  # its type alone
+    ("srt.server_args_checks", "srt.configs"),
     ("srt.server_args", "embedded"),
 }
 

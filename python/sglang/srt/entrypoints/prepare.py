@@ -19,7 +19,8 @@ from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.configs.speculative_args import EAGLE3, parse_algorithm
 from sglang.srt.managers.chat_templates import ChatTemplate, load_chat_template
 from sglang.srt.managers.mode_args import check_mode
-from sglang.srt.server_args import ServerArgs, replacements, shape_warning
+from sglang.srt.server_args import ServerArgs
+from sglang.srt.server_args_checks import replacements, shape_warning
 from sglang.srt.utils.flags import ServerArgsError
 from sglang.srt.utils.text_tokenizer import TextTokenizer, TokenizerError
 
