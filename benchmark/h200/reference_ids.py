@@ -23,8 +23,7 @@ from benchmark.h200.models import add_model_flags, context_of, folders_of, heldo
 from benchmark.h200.reference import Continuation, Reference, write_reference
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.layers.attention.base import PrefillRows
-from sglang.srt.layers.attention.torch_native import TorchNativeAttention
-from sglang.srt.mem_cache.kv_pool import MHAKVPool
+from sglang.srt.managers.executor_build_drafter import native_attention
 from sglang.srt.model_loader.checkpoint import open_source
 from sglang.srt.models.registry import build_model
 
@@ -39,17 +38,14 @@ class TeacherForced:
         config = ModelConfig.from_folder(folder)
         self._model = build_model(config, open_source(folder, "auto", dtype, "cpu"), dtype, "cpu", max_len)
         pool = self._model.kv_shape.make_pool(max_len, 1, dtype, "cpu")
-        assert isinstance(pool, MHAKVPool)
-        self._pool = pool
         # Slot 1 owns all pages, in order.
-        self._table = torch.arange(1, max_len + 1, dtype=torch.int32).expand(2, -1).contiguous()
+        table = torch.arange(1, max_len + 1, dtype=torch.int32).expand(2, -1).contiguous()
+        self._attention = native_attention(pool, table)
 
     @torch.inference_mode()
     def logits(self, ids: Sequence[int], num_outputs: int) -> torch.Tensor:
         """[num_outputs, V] float32: those the last ``num_outputs`` ids were chosen from."""
-        attention = TorchNativeAttention(self._pool, self._table).prefill(
-            PrefillRows((1,), (0,), (len(ids),))
-        )
+        attention = self._attention.prefill(PrefillRows((1,), (0,), (len(ids),)))
         hidden, _ = self._model.forward(torch.tensor(ids), torch.arange(len(ids)), attention)
         return self._model.logits(hidden[-num_outputs - 1 : -1]).float()
 
