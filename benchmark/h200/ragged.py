@@ -186,6 +186,8 @@ def captured(worker: Worker, sizes: Sizes) -> Run:
     """Graphs of all kinds, beside those that the executor has made; on this thread's stream."""
     device = worker.config.device
     torch.cuda.set_stream(torch.cuda.Stream(device))
+    square = torch.ones(16, 16, dtype=torch.bfloat16, device=device)
+    torch.mm(square, square)  # the library makes its handle of this thread, which a capture forbids
     assert worker.decode_steps is not None
     by_rows = sorted({rows for rows, _ in sizes.points})
     ragged = [
