@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from helpers.attention_reference import random_page_table
@@ -16,7 +18,7 @@ from sglang.srt.layers.attention.mla_native import TorchNativeMLA
 from sglang.srt.layers.attention.mla_triton import HeadSizes, TritonMLA
 from sglang.srt.layers.norm import RMSNorm
 from sglang.srt.layers.rope import Rope
-from sglang.srt.mem_cache.mla_pool import MLAKVPool, MLAShape
+from sglang.srt.mem_cache.mla_pool import MLAShape
 
 NQ, NOPE, ROPE, V, RANK = 3, 5, 4, 7, 6
 NUM_SLOTS, MAX_LEN, LAYERS = 4, 40, 2
@@ -146,8 +148,8 @@ def test_a_broken_draft_breaks_those_who_see_it() -> None:
     assert out.isnan().flatten(1).any(1).tolist() == [False, True, True]
 
 
-def test_sparse_attention_is_refused() -> None:
-    shape = MLAShape(2, RANK + ROPE, (0,), 4)
-    pool = MLAKVPool(shape, 4, 1, torch.float64, "cpu")
-    with pytest.raises(AssertionError, match="indexer"):
-        TritonMLA(pool, torch.zeros(2, 4, dtype=torch.int32), SIZES)
+def test_a_layer_with_an_indexer_is_an_error() -> None:
+    both = Both(0, 1, [9])
+    product = replace(both.product(1), sparse=True)
+    with pytest.raises(AssertionError, match="all places"):
+        both.kernels.decode(DecodeRows(torch.tensor([1]), torch.tensor([9]), 9, 1))(0, product)

@@ -48,9 +48,9 @@ def kernel_attention(
         assert isinstance(pool, MHAKVPool)
         return pool, TritonAttention(pool, page_table, num_heads)
     assert isinstance(pool, MLAKVPool)
-    if mla.index is not None:
-        return pool, TritonSparseMLA(pool, page_table, num_heads, mla.kv_lora_rank, mla.index)
     sizes = HeadSizes(num_heads, mla.nope_dim, mla.rope_dim, mla.v_dim, mla.kv_lora_rank)
+    if mla.index is not None:
+        return pool, TritonSparseMLA(pool, page_table, sizes, mla.index)
     return pool, TritonMLA(pool, page_table, sizes)
 
 

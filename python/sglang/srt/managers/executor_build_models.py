@@ -41,7 +41,7 @@ _DTYPES = {
 CUDA_ARCHITECTURES: Final = (
     "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM",
     "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "KimiK25ForConditionalGeneration",
-    "Glm4MoeLiteForCausalLM",
+    "Glm4MoeLiteForCausalLM", "DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM",
 )  # fmt: skip
 """Targets whose every layer has a kernel; the others run on a CPU alone."""
 

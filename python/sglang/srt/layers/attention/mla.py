@@ -124,9 +124,9 @@ class RawLatents:
         return self.heads.latent_dim
 
     def take(self, tokens: slice, positions: Positions) -> RawLatents:
-        """Some of the tokens, whose positions these are; without an indexer."""
-        assert self.index is None
-        return replace(self, q=self.q[tokens], down=self.down[tokens], positions=positions)
+        """Some of the tokens, whose positions these are."""
+        index = None if self.index is None else self.index.take(tokens)
+        return replace(self, q=self.q[tokens], down=self.down[tokens], positions=positions, index=index)
 
     def made(self) -> LatentProduct:
         q_nope, q_rope = self.q.split((self.heads.key_dim, self.q.shape[2] - self.heads.key_dim), dim=-1)

@@ -66,7 +66,6 @@ class TritonMLA:
     def __init__(
         self, pool: MLAKVPool, page_table: torch.Tensor, sizes: HeadSizes, pdl: bool = False
     ) -> None:
-        assert len(pool.tensors) == 1, "no kernel attends to what an indexer chooses"
         self.pool = pool
         self.page_table = page_table
         self.page_size = pool.page_size
@@ -135,7 +134,7 @@ class TritonMLA:
         """[rows, S, R + r], a view."""
         return self._scratch[layer]
 
-    def _decode(self, rows: DecodeRows) -> _DecodeLayers:
+    def _decode(self, rows: DecodeRows) -> LayerAttention:
         assert rows.ragged is None, "rows with fewer queries are for ordinary attention"
         queries = rows.query_len
         if rows.block is Block.NONE:
@@ -149,7 +148,7 @@ class TritonMLA:
             self, plan_decode(self._workspace, rows.slots, rows.base_len, self.page_table, view)
         )
 
-    def _prefill(self, rows: PrefillRows) -> _PrefillLayers:
+    def _prefill(self, rows: PrefillRows) -> LayerAttention:
         itemsize = self.pool.latents.element_size()
         plan = plan_latent_prefill(
             self._shape, self.page_table, rows.slots, rows.starts, rows.query_lens, itemsize
@@ -197,7 +196,7 @@ class _DecodeLayers:
             self._slots = slots.repeat_interleave(queries, output_size=queries * slots.shape[0])
 
     def __call__(self, layer: int, product: Product) -> torch.Tensor:
-        assert isinstance(product, RawLatents) and not product.sparse
+        assert isinstance(product, RawLatents) and not product.sparse, "these attend to all places"
         backend, plan, heads = self._backend, self._plan, product.heads
         assert plan.view.writes == (len(product.down) > 0), "Block.NONE writes nothing, the others do"
         latents = backend.pool.layer_latents(layer)
@@ -243,7 +242,7 @@ class _PrefillLayers:
 class _MixedLayers:
     """Decode rows of one query first, then prefill chunks."""
 
-    def __init__(self, decode: _DecodeLayers, prefill: _PrefillLayers, num_decode: int) -> None:
+    def __init__(self, decode: LayerAttention, prefill: LayerAttention, num_decode: int) -> None:
         self._decode = decode
         self._prefill = prefill
         self._num_decode = num_decode

@@ -26,9 +26,14 @@ def latent_attention_ref(
         if slot == 0:
             continue
         positions = torch.arange(base + (0 if view.scratch else view.extra), device=q.device)
-        own = latents[pool_places(plan, torch.full_like(positions, slot), positions)]  # [len, R + r]
+        places = pool_places(plan, torch.full_like(positions, slot), positions)
+        own = latents[places.clamp(min=0)]  # [len, R + r]
         if scratch is not None:
-            own = torch.cat((own, scratch[row, : view.extra]))
+            # Scratch places may stand in the page table too, below 0: an indexer's choice has them.
+            in_scratch = scratch.flatten(0, 1)[(-1 - places).clamp(min=0)]
+            own = torch.where((places < 0)[:, None], in_scratch, own)
+            if view.extra:
+                own = torch.cat((own, scratch[row, : view.extra]))
         seen = torch.ones(view.query_len, own.shape[0], dtype=torch.bool, device=q.device)
         if view.causal:
             seen[:, base:] = torch.ones_like(seen[:, base:]).tril()

@@ -17,11 +17,18 @@ from sgl_kernel.attention.mla.indexing.reference import choose_places_ref
 from sgl_kernel.launch import Launch, compute_type, next_power_of_2
 
 
-def choose_places(q: torch.Tensor, weights: torch.Tensor, keys: torch.Tensor, plan: IndexPlan) -> None:
+def choose_places(
+    q: torch.Tensor,
+    weights: torch.Tensor,
+    keys: torch.Tensor,
+    plan: IndexPlan,
+    scratch: torch.Tensor | None = None,
+) -> None:
     """Fill ``plan.chosen``: for each query the places of its highest scores, ``sum of weight * relu(q . k)``.
 
     q: [T, h, d], heads contiguous; weights: [T, h] float32 (float64 with references); keys: [places, d],
-    contiguous, in q's type.
+    contiguous, in q's type; scratch: [rows, cap, d], contiguous, with a view of scratch places, of which
+    place s of row r is -1 - (r * cap + s) in ``plan.chosen``.
 
     Of equal scores the earlier position is taken, and a score that is not a number before all others: so a
     query that sees a token that is broken attends to it. The order of a query's places follows from its
@@ -29,23 +36,34 @@ def choose_places(q: torch.Tensor, weights: torch.Tensor, keys: torch.Tensor, pl
     """
     shape = plan.rows.shape
     assert q.shape == (len(plan.counts), shape.num_heads, shape.head_dim) and keys.shape[1] == shape.head_dim
+    assert plan.rows.view.scratch == (scratch is not None)
     if not use_kernel(q):
-        choose_places_ref(q, weights, keys, plan)
+        choose_places_ref(q, weights, keys, plan, scratch)
         return
     for first in range(0, plan.rows.slots.shape[0], plan.rows_at_once):
-        score_launch(q, weights, keys, plan, first).run()
+        score_launch(q, weights, keys, plan, first, scratch).run()
         count_launch(plan, first).run()
         choose_launch(plan, first).run()
 
 
 def score_launch(
-    q: torch.Tensor, weights: torch.Tensor, keys: torch.Tensor, plan: IndexPlan, first_row: int
+    q: torch.Tensor,
+    weights: torch.Tensor,
+    keys: torch.Tensor,
+    plan: IndexPlan,
+    first_row: int,
+    scratch: torch.Tensor | None = None,
 ) -> Launch:
     from sgl_kernel.attention.mla.indexing.scoring.kernels import score_kernel
 
     rows, sifting = plan.rows, plan.sifting
     shape, view, config = rows.shape, rows.view, rows.config
     assert q.stride()[1:] == (shape.head_dim, 1) and keys.is_contiguous() and weights.stride(1) == 1
+    scratch_offset = 0
+    if scratch is not None:
+        assert scratch.is_contiguous() and scratch.dtype == keys.dtype
+        # One address space: a place is reached from the pool's start wherever it lies.
+        scratch_offset = (scratch.data_ptr() - keys.data_ptr()) // keys.element_size()
     at_once = queries_at_once(view.query_len, shape.num_heads)
     end_row = min(first_row + plan.rows_at_once, rows.slots.shape[0])
     return Launch(
@@ -54,7 +72,7 @@ def score_launch(
         (
             q, weights, keys, rows.items, rows.base_lens, rows.bits, rows.page_table, sifting.scores,
             sifting.tops, q.stride(0), weights.stride(0), rows.page_table.stride(0), plan.bound, first_row,
-            end_row, plan.top_k,
+            end_row, plan.top_k, scratch_offset, rows.scratch_cap,
         ),
         {
             "Q": view.query_len,
@@ -64,6 +82,7 @@ def score_launch(
             "EXTRA": view.extra,
             "CAUSAL": view.causal and view.query_len > 1,
             "WORDS": view.words,
+            "SCRATCH": view.scratch,
             "QB": at_once,
             "H": max(16, next_power_of_2(shape.num_heads)),
             "BN": config.block_n,
@@ -120,13 +139,14 @@ def choose_launch(plan: IndexPlan, first_row: int) -> Launch:
             sifting.scores, rows.slots, rows.base_lens, rows.bits, rows.page_table, plan.counts,
             sifting.offsets, sifting.cuts, sifting.tops, sifting.sifted, sifting.near_keys,
             sifting.near_places, plan.chosen, plan.bound, rows.page_table.stride(0), first_row,
-            plan.num_chunks, plan.top_k,
+            plan.num_chunks, plan.top_k, rows.scratch_cap,
         ),
         {
             "Q": view.query_len,
             "EXTRA": view.extra,
             "CAUSAL": view.causal and view.query_len > 1,
             "WORDS": view.words,
+            "SCRATCH": view.scratch,
             "PAGE": rows.shape.page_size,
             "CHUNK": plan.sift.chunk,
             "BINS": BINS,

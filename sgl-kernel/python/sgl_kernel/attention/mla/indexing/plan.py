@@ -92,7 +92,7 @@ class IndexPlan:
     rows_at_once: int
     counts: torch.Tensor  # [T] int64: places a query attends to, those it sees but ``top_k`` at most
     ids: torch.Tensor  # [T] int64: a query's row of ``chosen``; 0 for padding
-    chosen: torch.Tensor  # [T + 1, top_k] int32: pool places, the first ``counts`` of each
+    chosen: torch.Tensor  # [T + 1, top_k] int32: places, the first ``counts`` of each
     sifting: Sifting
 
     @property
@@ -177,14 +177,14 @@ def plan_index(
     view: View,
     max_len: int | None = None,
     chosen: torch.Tensor | None = None,
+    scratch_cap: int = 0,
 ) -> IndexPlan:
-    """Plan a step of R rows with Q queries each, as ``plan_decode`` does.
+    """Plan a step of R rows with Q queries each, as ``plan_decode`` does; ``scratch_cap`` as there.
 
     max_len: no row is longer, its queries' own places included; None: as long as the page table has room.
     chosen: [R * Q + 1, top_k] int32, instead of the workspace's own, to outlast its next plan.
     """
-    assert not view.scratch, "no indexer has keys in scratch places"
-    rows = plan_decode(workspace, slots, base_lens, page_table, view)
+    rows = plan_decode(workspace, slots, base_lens, page_table, view, scratch_cap)
     room = page_table.shape[1] * workspace.shape.page_size
     plan = workspace.index_plan(rows, room if max_len is None else max_len, chosen)
     if use_kernel(slots):

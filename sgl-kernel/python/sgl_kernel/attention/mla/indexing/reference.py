@@ -28,19 +28,30 @@ def count_seen_ref(rows: DecodePlan, top_k: int, counts: torch.Tensor, ids: torc
     ids[:] = numbers.masked_fill(~own.flatten(), 0)
 
 
-def choose_places_ref(q: torch.Tensor, weights: torch.Tensor, keys: torch.Tensor, plan: IndexPlan) -> None:
+def choose_places_ref(
+    q: torch.Tensor,
+    weights: torch.Tensor,
+    keys: torch.Tensor,
+    plan: IndexPlan,
+    scratch: torch.Tensor | None = None,
+) -> None:
     """As ``choose_places``, a row at a time; the places in the order of their positions."""
     rows, view = plan.rows, plan.rows.view
     compute = torch.float64 if weights.dtype == torch.float64 else torch.float32
     for row, (slot, base) in enumerate(zip(rows.slots.tolist(), rows.base_lens.tolist(), strict=True)):
         if slot == 0:
             continue
-        positions = torch.arange(base + view.extra, device=q.device)
+        positions = torch.arange(base + (0 if view.scratch else view.extra), device=q.device)
         places = pool_places(rows, torch.full_like(positions, slot), positions)
+        own = keys[places]  # [places, d]
+        if scratch is not None:
+            own = torch.cat((own, scratch[row, : view.extra]))
+            nodes = torch.arange(view.extra, device=q.device)
+            places = torch.cat((places, -1 - (row * rows.scratch_cap + nodes)))
         seen = seen_places(view, row, base, q.device)
         for query in range(view.query_len):
             token = row * view.query_len + query
-            scores = index_scores(q[token], weights[token], keys[places], compute)
+            scores = index_scores(q[token], weights[token], own, compute)
             best = best_positions(scores.masked_fill(~seen[query], float("-inf")), plan.top_k)
             best = best[seen[query][best]]
             plan.chosen[token + 1, : len(best)] = places[best].to(torch.int32)

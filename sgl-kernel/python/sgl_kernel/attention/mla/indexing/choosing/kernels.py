@@ -82,8 +82,8 @@ def count_kernel(
 
 @triton.jit
 def _take_all(
-    out, bits, pages, base, length, query, token, CAUSAL: tl.constexpr, WORDS: tl.constexpr,
-    PAGE: tl.constexpr, CHUNK: tl.constexpr,
+    out, bits, pages, base, length, query, token, row, scratch_cap, CAUSAL: tl.constexpr,
+    WORDS: tl.constexpr, SCRATCH: tl.constexpr, PAGE: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Every place that the query sees."""
     own = tl.zeros([1], tl.int32) + query
@@ -97,7 +97,7 @@ def _take_all(
     for n0 in range(0, length, CHUNK):
         n = n0 + tl.arange(0, CHUNK)
         seen = tl.reshape(seen_by(n, length, base, own, low, high, CAUSAL, WORDS), (CHUNK,)).to(tl.int32)
-        place = row_places(pages, n, length, base, 0, 0, PAGE, False)
+        place = row_places(pages, n, length, base, row, scratch_cap, PAGE, SCRATCH)
         tl.store(out + taken + tl.cumsum(seen, 0) - seen, place, mask=seen != 0)
         taken += tl.sum(seen, 0)
 
@@ -142,8 +142,8 @@ def _last_key(
 
 @triton.jit
 def _take_near(
-    out, pages, near, near_place, line, again, length, base, cut, top, wanted, PAGE: tl.constexpr,
-    CHUNK: tl.constexpr, BINS: tl.constexpr, SHIFT: tl.constexpr,
+    out, pages, near, near_place, line, again, length, base, cut, top, wanted, row, scratch_cap,
+    SCRATCH: tl.constexpr, PAGE: tl.constexpr, CHUNK: tl.constexpr, BINS: tl.constexpr, SHIFT: tl.constexpr,
 ):  # fmt: skip
     """The ``wanted`` highest of the bin, of equal ones the earlier."""
     last, higher = _last_key(wanted, near, line, again, length, cut, top, CHUNK, BINS, SHIFT)
@@ -160,7 +160,7 @@ def _take_near(
         equal = (inside & (key == last)).to(tl.int32)
         taken = (inside & (key > last)) | ((equal != 0) & (tl.cumsum(equal, 0) <= room))
         order = taken.to(tl.int32)
-        place = row_places(pages, n, length, base, 0, 0, PAGE, False)
+        place = row_places(pages, n, length, base, row, scratch_cap, PAGE, SCRATCH)
         tl.store(out + begin + tl.cumsum(order, 0) - order, place, mask=taken)
         begin += tl.sum(order, 0)
         room -= tl.minimum(tl.sum(equal, 0), room)
@@ -169,7 +169,8 @@ def _take_near(
 @triton.jit
 def _take_best(
     out, pages, line, offsets, cuts, tops, counter, near_keys, near_places, wanted, base, length, chunk,
-    PAGE: tl.constexpr, CHUNK: tl.constexpr, BINS: tl.constexpr, SHIFT: tl.constexpr, NEAR: tl.constexpr,
+    row, scratch_cap, SCRATCH: tl.constexpr, PAGE: tl.constexpr, CHUNK: tl.constexpr, BINS: tl.constexpr,
+    SHIFT: tl.constexpr, NEAR: tl.constexpr,
 ):  # fmt: skip
     n = chunk * CHUNK + tl.arange(0, CHUNK)
     top = tl.load(tops)
@@ -182,7 +183,7 @@ def _take_best(
     is_near = ((n < length) & (number == cut)).to(tl.int32)
     both = above + (is_near << 16)
     before = tl.cumsum(both, 0) - both  # one scan for the two: a chunk has less than 2**16 of each
-    place = row_places(pages, n, length, base, 0, 0, PAGE, False)
+    place = row_places(pages, n, length, base, row, scratch_cap, PAGE, SCRATCH)
     tl.store(out + tl.load(offsets + 2 * chunk) + (before & 0xFFFF), place, mask=above != 0)
     at = tl.load(offsets + 2 * chunk + 1) + (before >> 16)
     kept = (is_near != 0) & (at < NEAR)
@@ -197,25 +198,27 @@ def _take_best(
         again = tl.where(fits, 0, length)
         _take_near(
             out + num_above, pages, near, near_place, line, again, length, base, cut, top, wanted - num_above,
-            PAGE, CHUNK, BINS, SHIFT,
+            row, scratch_cap, SCRATCH, PAGE, CHUNK, BINS, SHIFT,
         )  # fmt: skip
         tl.store(tops, LOWEST)
 
 
-@triton.jit(do_not_specialize=["first_row", "num_chunks"])
+@triton.jit(do_not_specialize=["first_row", "num_chunks", "scratch_cap"])
 def choose_kernel(
     scores, slots, base_lens, bits, page_table, counts, offsets, cuts, tops, counters, near_keys, near_places,
-    chosen, score_stride, table_stride, first_row, num_chunks, top_k,
-    Q: tl.constexpr, EXTRA: tl.constexpr, CAUSAL: tl.constexpr, WORDS: tl.constexpr, PAGE: tl.constexpr,
-    CHUNK: tl.constexpr, BINS: tl.constexpr, SHIFT: tl.constexpr, NEAR: tl.constexpr, PDL: tl.constexpr,
+    chosen, score_stride, table_stride, first_row, num_chunks, top_k, scratch_cap,
+    Q: tl.constexpr, EXTRA: tl.constexpr, CAUSAL: tl.constexpr, WORDS: tl.constexpr, SCRATCH: tl.constexpr,
+    PAGE: tl.constexpr, CHUNK: tl.constexpr, BINS: tl.constexpr, SHIFT: tl.constexpr, NEAR: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (p, t) takes what is chosen of chunk p of token t."""
     begin_dependent(PDL)
     chunk = tl.program_id(0)
     local = tl.program_id(1)
     token = first_row * Q + local
-    slot = tl.load(slots + token // Q)
-    base = tl.load(base_lens + token // Q).to(tl.int32)
+    row = token // Q
+    slot = tl.load(slots + row)
+    base = tl.load(base_lens + row).to(tl.int32)
     length = base + EXTRA
     pages = page_table + slot.to(tl.int64) * table_stride
     out = chosen + (token + 1).to(tl.int64) * top_k
@@ -226,7 +229,10 @@ def choose_kernel(
             _take_best(
                 out, pages, scores + wide * score_stride, offsets + wide * num_chunks * 2, cuts + local * 4,
                 tops + local, counters + local, near_keys + wide * NEAR, near_places + wide * NEAR, wanted,
-                base, length, chunk, PAGE, CHUNK, BINS, SHIFT, NEAR,
+                base, length, chunk, row, scratch_cap, SCRATCH, PAGE, CHUNK, BINS, SHIFT, NEAR,
             )  # fmt: skip
         elif chunk == 0:
-            _take_all(out, bits, pages, base, length, token % Q, token, CAUSAL, WORDS, PAGE, CHUNK)
+            _take_all(
+                out, bits, pages, base, length, token % Q, token, row, scratch_cap, CAUSAL, WORDS, SCRATCH,
+                PAGE, CHUNK,
+            )  # fmt: skip

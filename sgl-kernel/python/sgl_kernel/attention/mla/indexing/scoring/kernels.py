@@ -6,7 +6,7 @@ Rows of a tile are (query, head) pairs: row m is query m // H and head m % H.
 import triton
 import triton.language as tl
 
-from sgl_kernel.attention.decode.kernels import row_places, seen_by
+from sgl_kernel.attention.decode.kernels import place_offset, row_places, seen_by
 from sgl_kernel.attention.decode.planning.kernels import ITEM_FIELDS
 from sgl_kernel.common.kernels import begin_dependent
 
@@ -26,9 +26,10 @@ def ordered(score):
 def score_kernel(
     q, weights, keys, items, base_lens, bits, page_table, scores, tops,
     q_stride, weight_stride, table_stride, score_stride, first_row, end_row, top_k,
+    scratch_offset: tl.int64, scratch_cap,
     Q: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, EXTRA: tl.constexpr,
-    CAUSAL: tl.constexpr, WORDS: tl.constexpr, QB: tl.constexpr, H: tl.constexpr, BN: tl.constexpr,
-    BD: tl.constexpr, STAGES: tl.constexpr, CT: tl.constexpr, PDL: tl.constexpr,
+    CAUSAL: tl.constexpr, WORDS: tl.constexpr, SCRATCH: tl.constexpr, QB: tl.constexpr, H: tl.constexpr,
+    BN: tl.constexpr, BD: tl.constexpr, STAGES: tl.constexpr, CT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (b, i) scores item i for queries b * QB …, if its row is one of those asked for.
 
@@ -48,7 +49,7 @@ def score_kernel(
         return
     pages = page_table + slot.to(tl.int64) * table_stride
     nn = tl.arange(0, BN)
-    place = row_places(pages, begin + nn, end, base, 0, 0, PAGE, False)
+    place = row_places(pages, begin + nn, end, base, row, scratch_cap, PAGE, SCRATCH)
 
     m = tl.arange(0, QB * H)
     query = tl.program_id(0) * QB + m // H
@@ -71,8 +72,8 @@ def score_kernel(
     top = tl.full([QB], LOWEST, tl.int32)
     for n0 in tl.range(begin, end, BN, num_stages=STAGES):
         n = n0 + nn
-        rows = keys + (place.to(tl.int64) * D)[:, None]
-        place = row_places(pages, n + BN, end, base, 0, 0, PAGE, False)
+        rows = keys + place_offset(place, scratch_offset, D, SCRATCH)[:, None]
+        place = row_places(pages, n + BN, end, base, row, scratch_cap, PAGE, SCRATCH)
         block = tl.load(rows + d[None, :], mask=(n < end)[:, None] & (d < D)[None, :], other=0.0).to(CT)
         dots = tl.dot(queries, tl.trans(block), input_precision="ieee")
         parts = tl.where(dots < 0.0, 0.0, dots) * weight[:, None]  # what is not a number stays so
