@@ -10,10 +10,17 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from sglang.srt.configs.executor_args import ExecutorArgs
-from sglang.srt.distributed import link_report
-from sglang.srt.distributed.link_report import LinkReport, check_links, read_report, write_report
+from sglang.srt.distributed import link_check, link_report
+from sglang.srt.distributed.link_report import (
+    LinkCheckConfig,
+    LinkReport,
+    check_links,
+    read_report,
+    write_report,
+)
 from sglang.srt.managers import executor_start
 from sglang.srt.managers.executor_start import by_links
 from sglang.srt.model_executor.multi_process_executor import WorkerError
@@ -95,6 +102,50 @@ def test_what_was_found_decides(
     assert args.disable_custom_all_reduce != pushes
     assert (environ.get("NCCL_P2P_DISABLE") == "1") == off_links
     assert says in caplog.records[-1].getMessage()
+
+
+@pytest.fixture
+def two_devices(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
+    """Of which each is the host's memory."""
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda here, there: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(link_check, "_COPIED", 1000)
+    return [torch.device("cpu", index) for index in range(2)]
+
+
+def test_every_copy_is_compared(two_devices: list[torch.device], monkeypatch: pytest.MonkeyPatch) -> None:
+    done = []
+
+    def copy(sent: torch.Tensor, arrived: torch.Tensor) -> float:
+        done.append(arrived)
+        arrived.copy_(sent if len(done) != broken else torch.zeros_like(sent))
+        return 4e-6
+
+    monkeypatch.setattr(link_check, "_timed_copy", copy)
+    broken = 0
+    assert link_check.copy_all(two_devices) == ("", pytest.approx(1.0))
+    assert len(done) == 2 and not torch.equal(*done), "each pair has a pattern of its own"
+    broken, done = 2, []
+    assert link_check.copy_all(two_devices)[0] == "a copy from GPU 1 to GPU 0 came out wrong"
+
+
+def test_the_report_says_how_far_the_look_got(
+    two_devices: list[torch.device], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = LinkCheckConfig(2, True, str(tmp_path / "report"))
+    monkeypatch.setattr(link_check, "copy_all", lambda devices: ("", 25.0))
+    monkeypatch.setattr(link_check, "sum_all", lambda devices: "")
+    assert link_check.look(config) == LinkReport(2, True, True, True, "", "sums over GPUs", 25.0)
+    assert read_report(tmp_path / "report").copies, "written before the sums are tried"
+    monkeypatch.setattr(link_check, "sum_all", lambda devices: "wrong")
+    assert (link_check.look(config).pushes, link_check.look(config).why) == (False, "wrong")
+    monkeypatch.setattr(link_check, "copy_all", lambda devices: ("wrong", 0.0))
+    assert not link_check.look(config).copies
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda here, there: False)
+    assert link_check.look(config).why == "GPU 0 can't reach the memory of GPU 1"
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert link_check.look(config).why == "there are 1 GPUs"
 
 
 def test_links_that_the_user_has_switched_off_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:

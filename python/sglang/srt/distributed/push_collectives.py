@@ -41,6 +41,11 @@ class PushLimits:
     once: int
     twice: int
 
+    def way(self, num_bytes: int) -> str:
+        if num_bytes <= self.once:
+            return "once"
+        return "twice" if num_bytes <= self.twice else "nccl"
+
 
 class PushCollectives:
     """``Collectives`` of which small sums are pushed; NCCL does the rest."""
@@ -58,11 +63,10 @@ class PushCollectives:
     def all_reduce(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         num_bytes = x.numel() * x.element_size()
         fits = x.dtype in DTYPES and (not self._only_fused if residual is None else _is_alike(x, residual))
-        if fits and 0 < num_bytes <= self.limits.once:
+        way = self.limits.way(num_bytes) if fits and num_bytes else "nccl"
+        if way == "once":
             return self._sums.once(x, residual)
-        if fits and 0 < num_bytes <= self.limits.twice:
-            return self._sums.twice(x, residual)
-        return self._nccl.all_reduce(x, residual)
+        return self._sums.twice(x, residual) if way == "twice" else self._nccl.all_reduce(x, residual)
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         return self._nccl.all_gather(x)
@@ -164,17 +168,18 @@ def _repeat(add: Sum, x: torch.Tensor, residual: torch.Tensor) -> None:
 
 
 def choose_limits(times: dict[int, dict[str, float]]) -> PushLimits:
-    """Up to the largest size before the first at which the way is not the fastest of those that are left."""
-    once = twice = 0
-    for num_bytes, of_way in sorted(times.items()):
-        if "once" not in of_way or min(of_way, key=of_way.__getitem__) != "once":
-            break
-        once = num_bytes
-    for num_bytes, of_way in sorted(times.items()):
-        if num_bytes > once and of_way["twice"] >= of_way["nccl"]:
-            break
-        twice = num_bytes if num_bytes > once else twice
-    return PushLimits(once, twice)
+    """Those with which sums of all sizes together lose least to the fastest way of each, in shares of its
+    time: one figure that is off then moves no limit far."""
+    pushed_once = [0, *(num_bytes for num_bytes, of_way in sorted(times.items()) if "once" in of_way)]
+    candidates = [
+        PushLimits(once, twice) for once in pushed_once for twice in (0, *times) if not twice or twice > once
+    ]
+
+    def loss(limits: PushLimits) -> float:
+        taken = ((of_way[limits.way(num_bytes)], of_way) for num_bytes, of_way in times.items())
+        return sum(time_us / min(of_way.values()) for time_us, of_way in taken)
+
+    return min(candidates, key=loss)
 
 
 def _all(nccl: Collectives, own: bool, device: torch.device) -> bool:
