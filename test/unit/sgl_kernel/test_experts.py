@@ -73,7 +73,7 @@ def body_routing() -> None:
         sort_pairs(experts, num_experts, block_m, sorted_blocks, order_again)
         assert torch.equal(order_again, order) and told(sorted_blocks) == told(blocks)
         routed.x.zero_()
-        interleave_launch(x, routed, gate_up, config).run()
+        interleave_launch(x, routed, gate_up, config, False).run()
         assert torch.equal(routed.x, expected)
 
 

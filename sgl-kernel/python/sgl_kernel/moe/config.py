@@ -48,6 +48,11 @@ def experts_config(
     return ExpertsConfig(block_m, make(gate_up, 2), make(down, 1))
 
 
+def one_matrix_config(info: DeviceInfo, num_rows: int, matrix: ExpertMatrix, matrices: int) -> ProductConfig:
+    """Of a product of one matrix (of gate and up: 2) with up to 64 rows in one tile."""
+    return _product(info, next(size for size in (8, 16, 32, 64) if num_rows <= size), 1, matrix, matrices)
+
+
 def _product(
     info: DeviceInfo, block_m: int, blocks: int, matrix: ExpertMatrix, matrices: int
 ) -> ProductConfig:

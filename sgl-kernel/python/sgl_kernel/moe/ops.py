@@ -26,7 +26,7 @@ MAX_FLOAT_PRODUCTS: Final = 64 * 2**20
 """Numbers that are kept in float32 until they are summed; more are rounded to x's type."""
 MAX_COUNTERS: Final = 16384
 BLOCK_FIELDS: Final = 3
-_FORMATS: Final = {Format.PLAIN: 0, Format.INT4: 1, Format.NVFP4: 2, Format.FP8: 3}
+FORMATS: Final = {Format.PLAIN: 0, Format.INT4: 1, Format.NVFP4: 2, Format.FP8: 3}
 
 
 def expert_counters(device: torch.device | str) -> torch.Tensor:
@@ -109,7 +109,7 @@ def _one_pass(
     else:
         sort_pairs(experts, gate_up.num_experts, config.block_m, routed.blocks, routed.order)
         if routed.x is not x:
-            interleave_launch(x, routed, gate_up, config).run()
+            interleave_launch(x, routed, gate_up, config, pdl).run()
     for launch in (
         product_launch(routed.x, gate_up, routed, hidden, config, counters, pdl, gated=True, out_words=words),
         product_launch(hidden, down, routed, products, config, counters, pdl, gated=False),
@@ -202,7 +202,7 @@ def route_launch(
 
 
 def interleave_launch(
-    x: torch.Tensor, routed: Routed, gate_up: ExpertMatrix, config: ExpertsConfig
+    x: torch.Tensor, routed: Routed, gate_up: ExpertMatrix, config: ExpertsConfig, pdl: bool
 ) -> Launch:
     from sgl_kernel.moe.routing.kernels import interleave_kernel
 
@@ -210,8 +210,9 @@ def interleave_launch(
         interleave_kernel,
         (x.shape[0],),
         (x, routed.x, x.stride(0), routed.x.stride(0)),
-        {"COLUMNS": gate_up.columns, "WORDS": config.gate_up.width, "BLOCK": 1024},
+        {"COLUMNS": gate_up.columns, "WORDS": config.gate_up.width, "BLOCK": 1024, "PDL": pdl},
         num_warps=4,
+        pdl=pdl,
     )
 
 
@@ -258,7 +259,7 @@ def product_launch(
             "TOP_K": routed.top_k,
             "OUT_WIDTH": out.shape[1],
             "OUT_WORDS": out_words,
-            "FORMAT": _FORMATS[matrix.format],
+            "FORMAT": FORMATS[matrix.format],
             "PARTS": 0 if whole is None else whole.shape[1],
             "SCALE_ROWS": max(1, matrix.block[0]),
             "SCALE_COLUMNS": max(1, matrix.block[1]),
@@ -302,7 +303,7 @@ def _rows_launch(
         {
             "N": matrix.rows,
             "K": matrix.columns,
-            "FORMAT": _FORMATS[matrix.format],
+            "FORMAT": FORMATS[matrix.format],
             "PARTS": 0 if whole is None else whole.shape[1],
             "BM": routed.block_m,
             "BN": own.block_n,

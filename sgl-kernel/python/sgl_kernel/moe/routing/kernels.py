@@ -76,9 +76,11 @@ def route_kernel(
 
 @triton.jit
 def interleave_kernel(
-    x, ordered, x_stride, ordered_stride, COLUMNS: tl.constexpr, WORDS: tl.constexpr, BLOCK: tl.constexpr
-):
+    x, ordered, x_stride, ordered_stride, COLUMNS: tl.constexpr, WORDS: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
     """Program t: the token's row of x in the order of packed words, where no ``route_kernel`` does it."""
+    begin_dependent(PDL)
     row = tl.program_id(0).to(tl.int64)
     target = ordered + row * ordered_stride
     _interleaved(x + row * x_stride, target, ordered_stride, COLUMNS, WORDS, BLOCK)
