@@ -25,7 +25,9 @@ def random_matrix(
     if form is Format.FP8:
         data = torch.randn(size, generator=generator).to(torch.float8_e4m3fn)
         blocks = (num_experts, *blocks_of(rows, columns, parts, block))
-        return ExpertMatrix(form, data, torch.rand(blocks, generator=generator) + 0.2, block=block)
+        return ExpertMatrix(
+            form, data, torch.rand(blocks, generator=generator) + 0.2, block=block, parts=parts
+        )
     words = torch.randint(-(2**31), 2**31, (*size[:2], columns // 8), generator=generator).to(torch.int32)
     scale = torch.rand(*size[:2], columns // GROUP[form], generator=generator) + 0.2
     if form is Format.INT4:
@@ -47,7 +49,7 @@ def meta_matrix(form: Format, num_experts: int, rows: int, columns: int, parts: 
         block = (128, 128)
         data = torch.empty(size, dtype=torch.float8_e4m3fn, device="meta")
         scale = torch.empty(num_experts, *blocks_of(rows, columns, parts, block), device="meta")
-        return ExpertMatrix(form, data, scale, block=block)
+        return ExpertMatrix(form, data, scale, block=block, parts=parts)
     words = torch.empty(*size[:2], columns // 8, dtype=torch.int32, device="meta")
     dtype = torch.bfloat16 if form is Format.INT4 else torch.float8_e4m3fn
     scale = torch.empty(*size[:2], columns // GROUP[form], dtype=dtype, device="meta")

@@ -34,14 +34,14 @@ from sglang.srt.layers.quantization.quant_weight import QuantWeight
 from sglang.srt.model_executor.step_plan import PAD_SLOT, SlotSampling, StepKind, StepPlan
 from sglang.srt.model_loader.checkpoint import open_source
 from sglang.srt.model_loader.weight_source import WeightError
-from sglang.srt.models import moe
+from sglang.srt.models import moe, packed
 
 Writer = Callable[..., Path]
 
 
 @contextmanager
 def kernels() -> Iterator[None]:
-    with mock.patch.object(moe, "wants_kernels", lambda device: True):
+    with mock.patch.object(packed, "wants_kernels", lambda device: True):
         yield
 
 

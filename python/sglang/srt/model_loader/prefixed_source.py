@@ -18,6 +18,10 @@ class PrefixedSource:
         self._prefix = prefix
         self._beside = tuple(beside)
 
+    @property
+    def device(self) -> torch.device:
+        return self._source.device
+
     def has(self, name: str) -> bool:
         return self._source.has(self._prefix + name)
 

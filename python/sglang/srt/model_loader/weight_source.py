@@ -47,6 +47,11 @@ class WeightSource(Protocol):
     one error of ``finish`` names all of them.
     """
 
+    @property
+    def device(self) -> torch.device:
+        """Where tensors are wanted."""
+        ...
+
     def has(self, name: str) -> bool:
         """Whether the checkpoint has this tensor (a dummy source: False, it has no names)."""
         ...

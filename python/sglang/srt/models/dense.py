@@ -17,6 +17,7 @@ from sglang.srt.layers.moe.layer import MLP
 from sglang.srt.layers.norm import RMSNorm
 from sglang.srt.mem_cache.kv_pool import MHAKVPool
 from sglang.srt.model_loader.weight_source import Part, WeightSource
+from sglang.srt.models import packed
 from sglang.srt.models.decoder import DecoderLayer, DecoderModel, total_bytes
 
 
@@ -54,12 +55,14 @@ def take_linear(
     bias: bool,
     *,
     pack: bool = True,
+    gated: bool = False,
     rows: Sequence[Span] = (),
     columns: Span | None = None,
     join: Join | None = None,
 ) -> Linear:
     """One linear layer from the named parts (name without ``.weight``, output features).
 
+    ``pack`` False: the matrix is wanted as it is. ``gated``: the parts are gate and up.
     ``rows``: this rank's output features of each part. ``columns``: its input features. ``join``: see
     ``Linear``; with it the bias is whole.
     """
@@ -67,13 +70,21 @@ def take_linear(
     if not rows:
         spans = [None if columns is None else Part(1, columns)] * len(parts)
     of_bias = [None if join is not None or part is None or part.dim == 1 else part for part in spans]
-    weights, biases = [], []
-    for (name, out), part, bias_part in zip(parts, spans, of_bias, strict=True):
-        weights.append(source.take(f"{name}.weight", (out, in_features), part=part))
-        if bias:
-            biases.append(source.take(f"{name}.bias", (out,), part=bias_part))
+    biases = []
+    if bias:
+        takes = zip(parts, of_bias, strict=True)
+        biases = [source.take(f"{name}.bias", (out,), part=part) for (name, out), part in takes]
+    own_bias = torch.cat(biases) if biases else None
+    wanted = [
+        (f"{name}.weight", (out, in_features), part) for (name, out), part in zip(parts, spans, strict=True)
+    ]
+    if pack and packed.wants_kernels(source.device):
+        kept = packed.take_packed_linear(source, wanted, own_bias, gated=gated, join=join)
+        if kept is not None:
+            return kept
+    weights = [source.take(name, shape, part=part) for name, shape, part in wanted]
     weight = weights[0] if len(weights) == 1 else torch.cat(weights)
-    return Linear(weight, torch.cat(biases) if biases else None, pack=pack, join=join)
+    return Linear(weight, own_bias, pack=pack, join=join)
 
 
 class GatedMLP:
@@ -90,7 +101,7 @@ class GatedMLP:
     ) -> None:
         own = tp.span(intermediate_size, f"{prefix}: intermediate size")
         gate_up = [(f"{prefix}gate_proj", intermediate_size), (f"{prefix}up_proj", intermediate_size)]
-        self.gate_up = take_linear(source, gate_up, hidden_size, bias, rows=(own, own))
+        self.gate_up = take_linear(source, gate_up, hidden_size, bias, gated=True, rows=(own, own))
         down = [(f"{prefix}down_proj", hidden_size)]
         self.down = take_linear(source, down, intermediate_size, bias, columns=own, join=tp.summing)
         self.weight_bytes = self.gate_up.weight_bytes + self.down.weight_bytes

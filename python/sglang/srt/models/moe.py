@@ -16,16 +16,12 @@ from sglang.srt.layers.moe.layer import MLP, MoE
 from sglang.srt.layers.moe.router import TorchRouter
 from sglang.srt.layers.quantization.quant_weight import QuantWeight
 from sglang.srt.model_loader.weight_source import Part, WeightError, WeightSource
+from sglang.srt.models import packed
 from sglang.srt.models.dense import GatedMLP
 
 if TYPE_CHECKING:
     from sglang.srt.layers.moe.kernel_experts import KernelExperts
     from sglang.srt.layers.quantization.expert_stack import ExpertStack, Layout
-
-
-def wants_kernels(device: torch.device) -> bool:
-    """Whether routing and experts are sgl_kernel's, and weights stay as they are packed."""
-    return device.type == "cuda"
 
 
 def take_moe(
@@ -42,7 +38,7 @@ def take_moe(
         size = config.num_shared * config.intermediate_size
         shared = GatedMLP(source, f"{prefix}shared_experts.", hidden_size, size, False, tp)
     place = _Place(source, f"{prefix}experts.", hidden_size, config, tp)
-    if not wants_kernels(gate.device):
+    if not packed.wants_kernels(source.device):
         return MoE(TorchRouter(config, gate, bias), _take_experts(place), shared, tp.summing)
     from sglang.srt.layers.moe.kernel_experts import KernelRouter
 

@@ -245,6 +245,9 @@ def product_launch(
         part = torch.empty(own.split, num_pairs, matrix.rows, dtype=torch.float32, device=x.device)
         counted = counters
     whole = matrix.global_scale
+    if matrix.format is Format.FP8:
+        blocks_of_part = -(-rows // matrix.block[0])
+        assert matrix.scale is not None and matrix.scale.shape[1] == blocks_of_part * (2 if gated else 1)
     return Launch(
         expert_kernel,
         (tiles, blocks, own.split),

@@ -32,8 +32,7 @@ class ExpertMatrix:
     INT4: ``w[n, k] = (q[n, k] - 8) * scale[n, k // 32]``; NVFP4: ``e2m1(code[n, k]) * scale[n, k // 16] *
     global_scale``. Of a word, column ``8 j + i`` lies in bits ``4 i … 4 i + 3``. (Of NVFP4's bytes, the even
     column in the low half: four of them are such a word on a little-endian machine.) FP8: ``data[n, k] *
-    scale[n // rows, k // columns]`` with ``block`` (rows, columns); rows of gate and of up are counted apart
-    where there are twice as many scales.
+    scale[n // rows, k // columns]`` with ``block`` (rows, columns), rows counted within their part.
     """
 
     format: Format
@@ -42,6 +41,7 @@ class ExpertMatrix:
     scale: torch.Tensor | None = None
     global_scale: torch.Tensor | None = None  # NVFP4: [E, parts] float32, parts 1 or 2 (gate, up)
     block: tuple[int, int] = (0, 0)  # FP8: rows and columns that share a scale
+    parts: int = 1  # FP8: 2: gate and up, whose blocks are counted apart
 
     def __post_init__(self) -> None:
         if self.format is Format.PLAIN:
@@ -61,11 +61,11 @@ class ExpertMatrix:
     def _check_blocks(self) -> None:
         assert self.data.dtype == torch.float8_e4m3fn and self.scale is not None
         (rows, columns), (num, n, k) = self.block, self.data.shape
-        counts = {(num, parts * -(-n // (parts * rows)), -(-k // columns)) for parts in (1, 2)}
-        if tuple(self.scale.shape) not in counts:
+        wanted = (num, self.parts * -(-n // (self.parts * rows)), -(-k // columns))
+        if tuple(self.scale.shape) != wanted:
             raise ValueError(
                 f"fp8 experts of {tuple(self.data.shape)} in blocks of {rows} x {columns} need scales of"
-                f" {' or '.join(map(str, sorted(counts)))}; there are {tuple(self.scale.shape)}"
+                f" {wanted}; there are {tuple(self.scale.shape)}"
             )
         if columns < k and columns % 64:
             raise ValueError(f"fp8 blocks of {columns} columns are not supported: use a multiple of 64")
@@ -114,7 +114,6 @@ class ExpertMatrix:
     def _by_weight(self, scale: torch.Tensor) -> torch.Tensor:
         """[blocks of rows, of columns] -> [N, K]; blocks at the edges may be cut."""
         rows, columns = self.block
-        parts = 1 if scale.shape[0] == -(-self.rows // rows) else 2
-        each = self.rows // parts
-        halves = [part.repeat_interleave(rows, 0)[:each] for part in scale.chunk(parts)]
+        each = self.rows // self.parts
+        halves = [part.repeat_interleave(rows, 0)[:each] for part in scale.chunk(self.parts)]
         return torch.cat(halves).repeat_interleave(columns, 1)[:, : self.columns]

@@ -63,6 +63,7 @@ class ExpertStack:
     ) -> None:
         self.layout = layout
         self._rows, self._columns = part_size
+        self._parts = parts
         size = (num_experts, parts * self._rows)
         self._global: torch.Tensor | None = None
         self._scale: torch.Tensor | None = None
@@ -109,7 +110,7 @@ class ExpertStack:
 
     def matrix(self) -> ExpertMatrix:
         if self.layout.format is Format.FP8:
-            return ExpertMatrix(Format.FP8, self._data, self._scale, block=self._block)
+            return ExpertMatrix(Format.FP8, self._data, self._scale, block=self._block, parts=self._parts)
         return ExpertMatrix(self.layout.format, self._data, self._scale, self._global)
 
     def _put_scale(self, expert: int, part: int, scale: torch.Tensor) -> None:

@@ -39,9 +39,7 @@ class PackedMatrix:
     @classmethod
     def make(cls, matrix: ExpertMatrix) -> PackedMatrix:
         assert matrix.num_experts == 1 and matrix.format is not Format.PLAIN and matrix.scale is not None
-        parts = 1 if matrix.global_scale is None else matrix.global_scale.shape[1]
-        if matrix.format is Format.FP8 and matrix.scale.shape[1] != -(-matrix.rows // matrix.block[0]):
-            parts = 2
+        parts = matrix.parts if matrix.global_scale is None else matrix.global_scale.shape[1]
         device = matrix.data.device
         blocks = torch.zeros(MAX_PACKED_ROWS + 1, 3, dtype=torch.int32, device=device)
         blocks[:, 1] = torch.arange(MAX_PACKED_ROWS + 1, device=device)
