@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -27,6 +28,9 @@ class ReplayingCapture:
 
     def trace(self, steps: Callable[[], None]) -> None:
         self.num_traced += 1
+
+    def let_go(self, held: list[Any]) -> None:
+        """A replay here reads it."""
 
     def used_bytes(self) -> int:
         return self.bytes

@@ -33,7 +33,7 @@ def with_graphs(shape: tuple[int, int, int] | None) -> InProcessExecutor:
     executor = kernel_executor(target_folder(), draft, shape, 4)
     worker = executor.worker
     assert worker._decode_steps is not None
-    step = worker._decode_steps._step
+    step = worker._decode_steps.step
     sizes = {0: (2, 4)} | ({shape[0]: (2,)} if shape else {})
     graphs = StepGraphs(step, ReplayingCapture(), GraphSizes(sizes, pad=True), worker.config.spec, CPU)
     assert len(graphs.capture_all()) == len(sizes)

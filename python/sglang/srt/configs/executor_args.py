@@ -43,6 +43,7 @@ class ExecutorArgs:
     cuda_graph_bs: tuple[int, ...] | None = None  # exactly these sizes
     disable_cuda_graph: bool = False
     disable_cuda_graph_padding: bool = False
+    masked_steps: bool = False  # there may be grammars: graphs for steps with masks are captured too
     kernel_choices_file: str | None = (
         None  # JSON: the fastest kernel of every product; None: timed at every start
     )

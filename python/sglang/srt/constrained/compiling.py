@@ -5,6 +5,7 @@ All methods are called by the scheduler's thread; other threads only compile.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import OrderedDict, deque
@@ -61,12 +62,9 @@ class GrammarCompiler:
         return self._backend[1]
 
     def preload(self) -> None:
-        """Make the backend now, and wait for it.
-
-        Raises:
-            GrammarError: no grammar can be used with this model.
-        """
-        self._get_backend()
+        """Make the backend now, and wait for it. If that can't be done, requests will hear why."""
+        with contextlib.suppress(GrammarError):
+            self._get_backend()
 
     def compilation(self, spec: GrammarSpec) -> Compilation:
         """Begun now, or before."""

@@ -44,8 +44,9 @@ from sglang.srt.model_executor.dry_run import largest_prefill, prefill_tokens, s
 from sglang.srt.model_executor.graph_sizes import GraphKey, GraphSizes, plain_sizes, spec_sizes
 from sglang.srt.model_executor.memory import BYTES_A_GRAPH, DeviceMemory
 from sglang.srt.model_executor.slot_state import SlotState
+from sglang.srt.model_executor.split_graphs import SplitGraphs, split_sizes
 from sglang.srt.model_executor.step import StepRunner
-from sglang.srt.model_executor.step_graphs import CudaCapture, DecodeSteps, StepGraphs
+from sglang.srt.model_executor.step_graphs import Capture, CudaCapture, DecodeSteps, StepGraphs
 from sglang.srt.model_executor.step_plan import PAD_SLOT, GraphSet, SpecShape
 from sglang.srt.model_executor.tune_linears import tune_linears
 from sglang.srt.model_executor.worker import Worker
@@ -103,10 +104,15 @@ def build_cuda(
     wired = wiring.wire(config)
     graphs = None
     sets: tuple[GraphSet, ...] = ()
+    split = None
     if sizes is not None:
-        graphs = StepGraphs(wired.step, CudaCapture(config.device), sizes, config.spec, config.device)
+        capture = CudaCapture(config.device)
+        graphs = StepGraphs(wired.step, capture, sizes, config.spec, config.device)
         sets = graphs.capture_all()
-    decode_steps = DecodeSteps(wired.step, graphs, config.device)
+        if args.masked_steps:
+            split = _split_graphs(wired.step, capture, sizes, config)
+            split.capture_all()
+    decode_steps = DecodeSteps(wired.step, graphs, config.device, split)
     agreement = Agreement(tp, wiring.state) if check_agreement else None
     worker = Worker(
         config,
@@ -127,6 +133,11 @@ def _graph_sizes(args: ExecutorArgs, config: WorkerConfig, plain: tuple[int, ...
     for draft_len, rows in spec_rows(args, config.spec, plain[-1]).items():
         sizes[draft_len] = spec_sizes(rows, args.cuda_graph_bs)
     return GraphSizes(sizes, pad=not args.disable_cuda_graph_padding)
+
+
+def _split_graphs(step: DecodeStep, capture: Capture, sizes: GraphSizes, config: WorkerConfig) -> SplitGraphs:
+    """They share the memory of the others, with their capture."""
+    return SplitGraphs(step, capture, split_sizes(sizes), config.spec, config.vocab_size, config.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +161,7 @@ class _Wiring:
         simulated: TokenRewriter | None,
     ) -> None:
         self.config = config
+        self.masked_steps = args.masked_steps
         self.state = SlotState(config)
         self.sampler = KernelSampler(config.num_rows, config.vocab_size, config.device)
         num_nodes = config.spec.num_draft_tokens if config.spec else 0
@@ -271,7 +283,7 @@ def _measure(
     config = wiring.config
     device = config.device
     trial = wiring.wire(config)
-    capture, graphs = CudaCapture(device), None
+    capture, graphs, split = CudaCapture(device), None, None
     if sizes is not None:
         graphs = StepGraphs(trial.step, capture, sizes, config.spec, device)
         tp.first_alone(partial(graphs.compile_ahead, compile_ahead))
@@ -283,9 +295,14 @@ def _measure(
         used = capture.used_bytes()
         for key in sizes.largest():  # they share their pool, as all will
             graphs.capture_key(key)
-        graph_bytes = capture.used_bytes() - used
-        graph_bytes += BYTES_A_GRAPH * len(sizes.capture_order(config.spec))
-    del trial, graphs, capture
+        num_graphs = len(sizes.capture_order(config.spec))
+        if wiring.masked_steps:
+            split = _split_graphs(trial.step, capture, sizes, config)
+            for key in split.sizes.largest():
+                split.capture_key(key)
+            num_graphs += split.num_graphs
+        graph_bytes = capture.used_bytes() - used + BYTES_A_GRAPH * num_graphs
+    del trial, graphs, capture, split
     gc.collect()
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()

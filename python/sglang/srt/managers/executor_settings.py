@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from sglang.srt.configs.executor_args import ExecutorArgs
+from sglang.srt.configs.grammar_args import NO_BACKEND
 from sglang.srt.configs.speculative_args import AUTO
 from sglang.srt.managers.mode_args import spec_rows
 from sglang.srt.server_args import ServerArgs
@@ -51,5 +52,6 @@ def executor_args(args: ServerArgs) -> ExecutorArgs:
         cuda_graph_bs=args.cuda_graph_bs,
         disable_cuda_graph=args.disable_cuda_graph,
         disable_cuda_graph_padding=args.disable_cuda_graph_padding,
+        masked_steps=args.grammar_backend != NO_BACKEND,
         kernel_choices_file=args.kernel_choices_file,
     )

@@ -101,7 +101,10 @@ def _grammars(
         args.constrained_json_whitespace_pattern, not args.constrained_json_disable_any_whitespace
     )
     make = backend_maker(args.grammar_backend, tokenizer, info.vocab_size, eos_ids, options)
-    return GrammarCompiler(make)
+    compiler = GrammarCompiler(make)
+    if args.device == "cuda":  # a start takes long there anyhow, and nobody wants to wait for it later
+        compiler.preload()
+    return compiler
 
 
 def _metrics(args: ServerArgs) -> MetricsSink:

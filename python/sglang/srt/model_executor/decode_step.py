@@ -22,7 +22,7 @@ from sglang.srt.model_executor.drafter import DraftTree
 from sglang.srt.model_executor.slot_state import SlotState
 from sglang.srt.model_executor.step import TargetModel
 from sglang.srt.model_executor.step_plan import PAD_SLOT, SpecShape
-from sglang.srt.sampling.kernel_sampler import KernelSampler
+from sglang.srt.sampling.kernel_sampler import KernelSampler, NodeMasks
 
 MAX_PDL_TOKENS = 32
 """Up to so many tokens small launches overlap with the kernel ahead of them."""
@@ -35,6 +35,19 @@ class Rows:
     slots: torch.Tensor  # [R] int64; PAD_SLOT for padding
     root: torch.Tensor  # [R] int64: L
     pdl: bool  # launches overlap with the kernel ahead
+
+
+@dataclass(frozen=True, slots=True)
+class StepStart:
+    """A step up to its choices, launched."""
+
+    rows: Rows
+    tree: DraftTree
+    draft_len: int
+    query_lens: QueryLens | None
+    layout: Layout | None
+    hidden: torch.Tensor  # [R * N, H], or with a layout [T, H]
+    aux: torch.Tensor | None
 
 
 class DeviceDrafter(Protocol):
@@ -104,11 +117,21 @@ class DecodeStep:
 
         query_lens: of chains; a row accepts no more than the drafts it verifies, of the ``draft_len`` made.
         """
+        return self.finish(self.begin(slots, draft_len, query_lens))
+
+    def begin(self, slots: torch.Tensor, draft_len: int, query_lens: QueryLens | None = None) -> StepStart:
+        """Drafts, and the target on every node."""
         rows, tree = self._begin(slots, draft_len)
-        num_rows, num_nodes = tree.tokens.shape
         layout = None if query_lens is None else _laid_out(rows, tree, query_lens)
         hidden, aux = self._forward(rows, tree, layout)
-        choice, faulty = self._choose(rows, tree, hidden, layout)
+        return StepStart(rows, tree, draft_len, query_lens, layout, hidden, aux)
+
+    def finish(self, start: StepStart, allowed: NodeMasks | None = None) -> torch.Tensor:
+        """Choose (of what ``allowed`` says), accept, update the state, sync."""
+        rows, tree, draft_len, layout = start.rows, start.tree, start.draft_len, start.layout
+        slots, query_lens = rows.slots, start.query_lens
+        num_rows, num_nodes = tree.tokens.shape
+        choice, faulty = self._choose(rows, tree, start.hidden, layout, allowed)
         parents = None if tree.mask is None else tree.parents
         if self._simulated is not None and draft_len:
             self._simulated.rewrite(tree.tokens, choice, rows.root, slots, parents)
@@ -126,9 +149,9 @@ class DecodeStep:
             for kept in self._pool.tensors:
                 move_path(kept, accepted.path, accepted.counts, slots, rows.root, table, size)
         if self._drafter is not None:
-            assert aux is not None
+            assert start.aux is not None
             token_of = None if layout is None else layout.token_of
-            self._drafter.sync(rows, aux, accepted, tree.mask is not None, token_of)
+            self._drafter.sync(rows, start.aux, accepted, tree.mask is not None, token_of)
         return accepted.packed
 
     def _begin(self, slots: torch.Tensor, draft_len: int) -> tuple[Rows, DraftTree]:
@@ -177,7 +200,12 @@ class DecodeStep:
         return self._model.forward(ids, positions, attention, aux_layers, live)
 
     def _choose(
-        self, rows: Rows, tree: DraftTree, hidden: torch.Tensor, layout: Layout | None
+        self,
+        rows: Rows,
+        tree: DraftTree,
+        hidden: torch.Tensor,
+        layout: Layout | None,
+        allowed: NodeMasks | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The token after every node, and whether its logits were broken: [R, N] each. What they are for
         nodes that were not verified means nothing.
@@ -188,7 +216,8 @@ class DecodeStep:
         nodes = NodeRows(
             rows.slots, rows.root, num_nodes, kind, tree.depths if is_tree else None, lines=lines
         )
-        choice, faulty = self._sampler.choose_nodes(self._model.logits(hidden), nodes, tree.tokens, tree.mask)
+        logits = self._model.logits(hidden)
+        choice, faulty = self._sampler.choose_nodes(logits, nodes, tree.tokens, tree.mask, allowed)
         return (choice, faulty) if layout is None else (choice[layout.token_of], faulty[layout.token_of])
 
 

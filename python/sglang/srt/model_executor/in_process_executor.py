@@ -169,5 +169,5 @@ class InProcessExecutor:
         assert isinstance(masks, StepMidInput), f"step {plan.step_id} got another plan instead of its masks"
         began = time.perf_counter()
         results.resume()
-        arrive = results.collect(plan, worker.finish(begun, masks))
+        arrive = results.collect(plan, worker.finish(plan, begun, masks))
         return _Arrival(arrive, took + time.perf_counter() - began)

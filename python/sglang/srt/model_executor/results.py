@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 
 from sglang.srt.model_executor.step import StepOutput
-from sglang.srt.model_executor.step_plan import StepDrafts, StepPlan, StepResult
+from sglang.srt.model_executor.step_plan import StepDrafts, StepMidInput, StepPlan, StepResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,14 @@ class DraftNodes:
 
     tokens: torch.Tensor  # [R, N] int64
     parents: torch.Tensor | None  # [R, N] int64; None: chains
+
+
+@dataclass(frozen=True, slots=True)
+class BegunStep:
+    """A masked step up to its choices, launched."""
+
+    drafts: DraftNodes | None  # of a speculative one
+    finish: Callable[[StepMidInput], Executed]  # launches the rest of it; called once
 
 
 class StepResults(Protocol):

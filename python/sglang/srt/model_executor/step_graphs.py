@@ -17,9 +17,12 @@ import torch
 from tqdm import tqdm
 
 from sgl_kernel.speculation.ragged.ops import QueryLens
+from sglang.srt.model_executor.decode_step import StepStart
 from sglang.srt.model_executor.graph_sizes import GraphKey, GraphSizes, spread
-from sglang.srt.model_executor.results import Executed
-from sglang.srt.model_executor.step_plan import PAD_SLOT, GraphSet, SpecShape
+from sglang.srt.model_executor.results import BegunStep, DraftNodes, Executed
+from sglang.srt.model_executor.step_plan import PAD_SLOT, GraphSet, SpecShape, StepMidInput
+from sglang.srt.sampling.kernel_sampler import NodeMasks
+from sglang.srt.sampling.rows import choice_masks
 from sglang.srt.utils.upload import upload, upload_into
 
 logger = logging.getLogger(__name__)
@@ -30,10 +33,18 @@ CompileAhead = Callable[[int], AbstractContextManager[None]]
 
 
 class DeviceStep(Protocol):
-    """A decode step without anything of the host in it (``DecodeStep``)."""
+    """A decode step without anything of the host in it, or nothing but masks (``DecodeStep``)."""
 
     def run(self, slots: torch.Tensor, draft_len: int, query_lens: QueryLens | None = None) -> torch.Tensor:
         """slots: [R] int64 on the device, PAD_SLOT in padded rows -> packed [R, C + 2] int64."""
+        ...
+
+    def begin(self, slots: torch.Tensor, draft_len: int, query_lens: QueryLens | None = None) -> StepStart:
+        """The first part of ``run``, up to the choices."""
+        ...
+
+    def finish(self, start: StepStart, allowed: NodeMasks | None = None) -> torch.Tensor:
+        """The rest of it -> packed."""
         ...
 
 
@@ -46,6 +57,10 @@ class Capture(Protocol):
 
     def trace(self, steps: Callable[[], None]) -> None:
         """Only the host's side of ``steps``: nothing that they launch is run."""
+        ...
+
+    def let_go(self, held: list[StepStart]) -> None:
+        """Captures are done that read what is ``held``: a graph needs its address alone."""
         ...
 
     def used_bytes(self) -> int:
@@ -76,6 +91,9 @@ class CudaCapture:
         # The graph and its pool are dropped at once.
         with self._recording(torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()):
             steps()
+
+    def let_go(self, held: list[StepStart]) -> None:
+        held.clear()
 
     def used_bytes(self) -> int:
         torch.cuda.empty_cache()  # what only waits to be used again is not in use
@@ -207,14 +225,29 @@ class StepGraphs:
             self._held_lens[: len(lens)] = lens
 
 
+class SplitSteps(Protocol):
+    """Masked steps as graphs (``SplitGraphs``)."""
+
+    def begin(self, slots_cpu: Sequence[int], draft_len: int) -> BegunStep | None:
+        """None: no graph covers the step."""
+        ...
+
+
 class DecodeSteps:
     """Decode steps on a device with graphs: a replay where a graph covers the step, else eager."""
 
-    def __init__(self, step: DeviceStep, graphs: StepGraphs | None, device: torch.device) -> None:
-        """``graphs`` None: --disable-cuda-graph."""
+    def __init__(
+        self,
+        step: DeviceStep,
+        graphs: StepGraphs | None,
+        device: torch.device,
+        split: SplitSteps | None = None,
+    ) -> None:
+        """``graphs`` None: --disable-cuda-graph; ``split``: of masked steps."""
         self.step = step
         self._graphs = graphs
         self._device = device
+        self._split = split
 
     def run(self, slots_cpu: Sequence[int], draft_len: int, row_drafts: Sequence[int] = ()) -> Executed:
         """row_drafts: how many of the ``draft_len`` drafts each row verifies; none: all."""
@@ -228,3 +261,30 @@ class DecodeSteps:
         lens = [drafts + 1 for drafts in row_drafts]
         given = QueryLens(upload(lens, torch.int64, self._device), sum(lens))
         return Executed(self.step.run(slots, draft_len, given), used_graph=False)
+
+    def begin(self, slots_cpu: Sequence[int], draft_len: int, row_drafts: Sequence[int] = ()) -> BegunStep:
+        """A masked step, up to its choices."""
+        if self._split is not None and not row_drafts:
+            begun = self._split.begin(slots_cpu, draft_len)
+            if begun is not None:
+                return begun
+        slots, given = upload(slots_cpu, torch.int64, self._device), None
+        if row_drafts:
+            lens = [drafts + 1 for drafts in row_drafts]
+            given = QueryLens(upload(lens, torch.int64, self._device), sum(lens))
+        start = self.step.begin(slots, draft_len, given)
+
+        def finish(masks: StepMidInput) -> Executed:
+            allowed = None
+            if masks.rows:
+                allowed = NodeMasks.of(choice_masks(masks, self._device), len(slots_cpu))
+            return Executed(self.step.finish(start, allowed), used_graph=False)
+
+        return BegunStep(drafts_of(start), finish)
+
+
+def drafts_of(start: StepStart) -> DraftNodes | None:
+    if not start.draft_len:
+        return None
+    tree = start.tree
+    return DraftNodes(tree.tokens, None if tree.mask is None else tree.parents)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from sglang.srt.mem_cache.pool import KVPool
@@ -11,22 +9,13 @@ from sglang.srt.model_executor.accept import TokenRewriter
 from sglang.srt.model_executor.agreement import Agreement
 from sglang.srt.model_executor.config import WorkerConfig
 from sglang.srt.model_executor.drafter import Drafter
-from sglang.srt.model_executor.results import DraftNodes, Executed, pack
+from sglang.srt.model_executor.results import BegunStep, DraftNodes, Executed, pack
 from sglang.srt.model_executor.slot_state import SlotState
 from sglang.srt.model_executor.step import Forward, StepRunner
 from sglang.srt.model_executor.step_graphs import DecodeSteps
 from sglang.srt.model_executor.step_plan import StepKind, StepMidInput, StepPlan
 from sglang.srt.sampling.rows import choice_masks
 from sglang.srt.sampling.sampler import StepSampler
-
-
-@dataclass(frozen=True, slots=True)
-class Begun:
-    """A masked step up to its choices."""
-
-    plan: StepPlan
-    forward: Forward
-    drafts: DraftNodes | None  # of a speculative step
 
 
 class Worker:
@@ -71,23 +60,32 @@ class Worker:
         return executed
 
     @torch.inference_mode()
-    def begin(self, plan: StepPlan) -> Begun:
+    def begin(self, plan: StepPlan) -> BegunStep:
         """Launch a masked plan up to its choices."""
         assert plan.masked and plan.num_rows
         self._prepare(plan)
-        forward = self._runner.forward(plan)
+        if self._decode_steps is not None and not plan.prefill:
+            begun = self._decode_steps.begin(plan.decode_slots, plan.draft_len, plan.row_drafts)
+        else:
+            begun = self._begin(plan, self._runner.forward(plan))
         self.sampler.admit(plan.admissions)
+        return begun
+
+    def _begin(self, plan: StepPlan, forward: Forward) -> BegunStep:
         tree = forward.batch.tree
         drafts = DraftNodes(tree.tokens, None if tree.mask is None else tree.parents)
-        return Begun(plan, forward, drafts if plan.draft_len else None)
+
+        def finish(masks: StepMidInput) -> Executed:
+            allowed = choice_masks(masks, self.state.device) if masks.rows else None
+            return Executed(pack(self._runner.finish(plan, forward, allowed)))
+
+        return BegunStep(drafts if plan.draft_len else None, finish)
 
     @torch.inference_mode()
-    def finish(self, begun: Begun, masks: StepMidInput) -> Executed:
+    def finish(self, plan: StepPlan, begun: BegunStep, masks: StepMidInput) -> Executed:
         """Launch the rest of it."""
-        plan = begun.plan
         assert masks.step_id == plan.step_id, f"masks of step {masks.step_id} for step {plan.step_id}"
-        allowed = choice_masks(masks, self.state.device) if masks.rows else None
-        executed = Executed(pack(self._runner.finish(plan, begun.forward, allowed)))
+        executed = begun.finish(masks)
         if self._agreement is not None:
             self._agreement.check(plan.step_id)
         return executed

@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from sglang.srt.model_executor.step_plan import StepMidInput
-from sglang.srt.utils.upload import upload
+from sglang.srt.utils.upload import upload, upload_array
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +114,12 @@ class ChoiceMasks:
 
 def choice_masks(masks: StepMidInput, device: torch.device) -> ChoiceMasks:
     """As the host has made them."""
-    words = np.frombuffer(masks.masks, np.int32).reshape(len(masks.rows), masks.num_nodes, -1)
-    return ChoiceMasks(masks.rows, torch.from_numpy(words.copy()).to(device))
+    bits = upload_array(mask_words(masks), device)
+    return ChoiceMasks(masks.rows, bits.view(len(masks.rows), masks.num_nodes, -1))
+
+
+def mask_words(masks: StepMidInput) -> npt.NDArray[np.int32]:
+    return np.frombuffer(masks.masks, np.int32)
 
 
 @dataclass(frozen=True, slots=True)

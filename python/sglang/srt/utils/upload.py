@@ -30,6 +30,13 @@ def upload_into(out: torch.Tensor, values: Sequence[int] | Sequence[float]) -> N
     out.copy_(pinned, non_blocking=True)
 
 
+def upload_array(values: npt.NDArray[np.int32], device: torch.device) -> torch.Tensor:
+    """A tensor of ``values`` (which may be read-only), as ``upload`` makes it."""
+    pinned = torch.empty(values.shape, dtype=torch.int32, pin_memory=device.type == "cuda")
+    pinned.numpy()[...] = values
+    return pinned.to(device, non_blocking=True)
+
+
 def upload_all(parts: Sequence[Ints], device: torch.device) -> list[torch.Tensor]:
     """One copy for all: a tensor [len] int64 of each part; they share their memory.
 
