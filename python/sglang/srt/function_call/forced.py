@@ -11,9 +11,9 @@ from sglang.srt.function_call.json_call import read_json_call
 from sglang.srt.function_call.tools import Tools
 from sglang.srt.utils.text_source import Wait
 
-_BEGIN: Final = regex.compile(r"\s*\[\s*(?=\{)")
-_BETWEEN: Final = regex.compile(r"\s*,\s*(?=\{)")
-_END: Final = regex.compile(r"\s*\]\s*")
+_BEGIN: Final = regex.compile(r"\s{0,256}\[\s{0,256}(?=\{)")
+_BETWEEN: Final = regex.compile(r"\s{0,256},\s{0,256}(?=\{)")
+_END: Final = regex.compile(r"\s{0,256}\]\s{0,256}")
 
 
 def read_forced(source: ToolSource, writer: CallWriter, tools: Tools) -> Wait[None]:

@@ -20,9 +20,9 @@ BEGIN: Final = "<tool_call>"
 _END: Final = "</tool_call>"
 _KEY_END: Final = "</arg_key>"
 _VALUE_END: Final = "</arg_value>"
-_HEADER: Final = regex.compile(rf"\s*([^\s<]+)\s*(?=<arg_key>|{_END})")
-_PART: Final = regex.compile(rf"\s*(<arg_key>|{_END})")
-_VALUE: Final = regex.compile(r"\s*<arg_value>")
+_HEADER: Final = regex.compile(rf"\s{{0,99}}([^\s<]{{1,256}})\s{{0,99}}(?=<arg_key>|{_END})")
+_PART: Final = regex.compile(rf"\s{{0,99}}(<arg_key>|{_END})")
+_VALUE: Final = regex.compile(r"\s{0,99}<arg_value>")
 
 
 def read_glm(source: ToolSource, writer: CallWriter, tools: Tools) -> Wait[None]:

@@ -20,7 +20,7 @@ from sglang.srt.utils.text_source import TextSource, Wait
 _ENDS: Final = ("<|end|>", "<|return|>", "<|call|>")
 _NEXT: Final = ("<|start|>", "<|channel|>")
 _HEADER: Final = regex.compile(
-    r"(?:<\|start\|>assistant([^<]*))?<\|channel\|>\s*(\w+)([^<]*)(?:<\|constrain\|>[^<]*)?<\|message\|>"
+    r"(?:<\|start\|>assistant([^<]{0,256}))?<\|channel\|>\s{0,9}(\w{1,99})([^<]{0,256})(?:<\|constrain\|>[^<]{0,99})?<\|message\|>"
 )
 _RECIPIENT: Final = regex.compile(r"\bto=(?:functions\.)?(\S+)")
 

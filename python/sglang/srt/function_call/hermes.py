@@ -13,7 +13,7 @@ from sglang.srt.utils.text_source import Wait
 
 BEGIN: Final = "<tool_call>"
 _END: Final = "</tool_call>"
-_TAIL: Final = regex.compile(rf"[\s}}]*{regex.escape(_END)}")
+_TAIL: Final = regex.compile(rf"[\s}}]{{0,256}}{regex.escape(_END)}")
 
 
 def read_hermes(source: ToolSource, writer: CallWriter, tools: Tools) -> Wait[None]:

@@ -12,15 +12,21 @@ from sglang.srt.function_call.values import parse_json, read_value, to_json
 from sglang.srt.utils.text_source import Wait
 
 _MORE_KEYS: Final = ("id", "index", "type")  # may be there, and say nothing that is needed
-_STRING: Final = r'"(?:[^"\\]|\\.)*"'
+# Bounded, so that a header that does not end is not tried again and again.
+_STRING: Final = r'"(?:[^"\\]|\\.){0,256}"'
+_BLANKS: Final = r"\s{0,256}"
 _SCALAR: Final = rf"(?:{_STRING}|-?[\d.eE+-]+|true|false|null)"
 _HEADER: Final = regex.compile(
-    rf'\s*\{{\s*"name"\s*:\s*({_STRING})\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{{)', regex.DOTALL
+    r'_\{_"name"_:_(STRING)_,_"(?:arguments|parameters)"_:_(?=\{)'.replace("_", _BLANKS).replace(
+        "STRING", _STRING
+    ),
+    regex.DOTALL,
 )
 _REST: Final = regex.compile(
-    rf"\s*(?:,\s*\"(?:{'|'.join(_MORE_KEYS)})\"\s*:\s*{_SCALAR}\s*)*\}}", regex.DOTALL
+    rf"\s{{0,256}}(?:,\s{{0,256}}\"(?:{'|'.join(_MORE_KEYS)})\"\s{{0,256}}:\s{{0,256}}{_SCALAR}\s{{0,256}})*\}}",
+    regex.DOTALL,
 )
-_BLANK: Final = regex.compile(r"\s*(?=\S)")
+_BLANK: Final = regex.compile(r"\s{0,256}(?=\S)")
 
 
 def read_json_call(

@@ -15,8 +15,8 @@ from sglang.srt.function_call.tools import Tools
 from sglang.srt.utils.text_source import Wait
 
 BEGIN: Final = "<|python_tag|>"
-_FIRST: Final = regex.compile(r"\s*(?=\{)")
-_NEXT: Final = regex.compile(r"\s*[;,]?\s*(?=\{)")
+_FIRST: Final = regex.compile(r"\s{0,256}(?=\{)")
+_NEXT: Final = regex.compile(r"\s{0,256}[;,]?\s{0,256}(?=\{)")
 
 
 def read_llama3(source: ToolSource, writer: CallWriter, tools: Tools) -> Wait[None]:

@@ -16,7 +16,7 @@ from sglang.srt.function_call.values import parse_literal, parse_python, read_va
 from sglang.srt.utils.text_source import Wait
 
 _MARKS: Final = ("<|python_start|>", "<|python_end|>")
-_HEADER: Final = regex.compile(r"(?=\[\s*([A-Za-z_][\w.]*)\s*\()")
+_HEADER: Final = regex.compile(r"(?=\[\s{0,99}([A-Za-z_][\w.]{0,255})\s{0,99}\()")
 
 
 def read_pythonic(source: ToolSource, writer: CallWriter, tools: Tools) -> Wait[None]:

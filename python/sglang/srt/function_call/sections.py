@@ -48,8 +48,8 @@ KIMI_K2: Final = _format(
     ),
     "<|tool_call_begin|>",
     "<|tool_call_end|>",
-    r"\s*([^\s<][^<\n]*?)\s*<\|tool_call_argument_begin\|>\s*",
-    r"\s*",
+    r"\s{0,99}([^\s<][^<\n]{0,255}?)\s{0,99}<\|tool_call_argument_begin\|>\s{0,99}",
+    r"\s{0,99}",
     ids=True,
 )  # fmt: skip
 _DEEPSEEK: Final = (
@@ -58,9 +58,13 @@ _DEEPSEEK: Final = (
     "<｜tool▁call▁end｜>",
 )
 DEEPSEEK_V3: Final = _format(
-    *_DEEPSEEK, r"\s*function<｜tool▁sep｜>\s*([^\s<][^<\n]*?)\s*\n\s*```(?:json)?\s*", r"\s*(?:```)?\s*"
+    *_DEEPSEEK,
+    r"\s{0,99}function<｜tool▁sep｜>\s{0,99}([^\s<][^<\n]{0,255}?)\s{0,9}\n\s{0,99}```(?:json)?\s{0,99}",
+    r"\s{0,99}(?:```)?\s{0,99}",
 )
-DEEPSEEK_V31: Final = _format(*_DEEPSEEK, r"\s*([^\s<][^<\n]*?)\s*<｜tool▁sep｜>\s*", r"\s*")
+DEEPSEEK_V31: Final = _format(
+    *_DEEPSEEK, r"\s{0,99}([^\s<][^<\n]{0,255}?)\s{0,99}<｜tool▁sep｜>\s{0,99}", r"\s{0,99}"
+)
 _KIMI_ID: Final = regex.compile(r"(?:functions\.)?(.+?)(?::\d+)?")
 
 

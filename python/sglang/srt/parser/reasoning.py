@@ -58,7 +58,7 @@ REASONING_FORMATS: Final[dict[str, ReasoningFormat]] = {
 
 def _read(form: ReasoningFormat, source: _Source, is_open: bool, closers: tuple[str, ...]) -> Wait[None]:
     # Only at the beginning: further on the words may be what the answer is about.
-    begin = yield from source.match(regex.compile(rf"\s*{regex.escape(form.begin)}"))
+    begin = yield from source.match(regex.compile(rf"\s{{0,256}}{regex.escape(form.begin)}"))
     if begin is not None or is_open:
         yield from _read_reasoning(form, source, closers)
     yield from source.stream_rest(_giver(source, Text))

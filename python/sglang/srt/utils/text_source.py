@@ -7,12 +7,14 @@ never on where the pieces end: a marker, or a pattern, that may be about to come
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 import regex
 
 Event = TypeVar("Event")
 Value = TypeVar("Value")
+
+_PIECE: Final = 4096  # characters
 
 Wait = Generator[None, None, Value]  # yields while it waits for text, returns a Value
 
@@ -98,8 +100,9 @@ class PieceParser(Generic[Event]):
         self._run = read(self._source)
 
     def push(self, text: str) -> list[Event]:
-        self._source.text += text
-        next(self._run, None)
+        for begin in range(0, len(text), _PIECE):  # what is taken costs as much as what is left
+            self._source.text += text[begin : begin + _PIECE]
+            next(self._run, None)
         return self._source.take_events()
 
     def finish(self) -> list[Event]:
