@@ -113,6 +113,28 @@ def test_one_call_at_a_time(desk: ChatDesk) -> None:
     assert calls_of(message) == CALLS[:1]
 
 
+NAMED = {"type": "function", "function": {"name": "list"}}
+
+
+@pytest.mark.parametrize("choice,calls", [("required", CALLS), (NAMED, CALLS[1:])])
+@pytest.mark.parametrize("parallel", [True, False])
+def test_calls_that_must_be_made(desk: ChatDesk, choice: Any, calls: list[Call], parallel: bool) -> None:
+    """By a grammar that begins after the reasoning; the reply is read as that, not in the model's format."""
+    calls = calls if parallel else calls[:1]
+    text = f"I look.</think>{WRITERS['forced'](calls)}"
+    body = {"tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": parallel}
+    whole = desk.chat([text], **body)["choices"][0]
+    assert (calls_of(whole["message"]), whole["message"]["content"]) == (calls, None)
+    assert (whole["message"]["reasoning_content"], whole["finish_reason"]) == ("I look.", "tool_calls")
+    sent = desk.sent[-1]
+    assert sent.reasoning_end is not None and "namespace functions {" in desk.prompt()
+    schema = json.loads(sent.sampling.json_schema or "")
+    named = [item["properties"]["name"]["const"] for item in schema["items"]["anyOf"]]
+    assert named == (["list"] if choice is NAMED else ["get-weather", "list"])
+    assert ("maxItems" in schema) is (choice is NAMED or not parallel)
+    assert calls_of(message_of(desk.stream(list(text), **body))) == calls
+
+
 def test_calls_in_the_history_reach_the_template(tmp_path: Path) -> None:
     """Clients send arguments as JSON text and no content; templates want objects, and a text."""
     glm = ChatDesk(tmp_path, "glm.jinja", tool_call_parser="glm47", reasoning_parser="glm45")
@@ -137,6 +159,9 @@ def test_calls_in_the_history_reach_the_template(tmp_path: Path) -> None:
 
 
 def test_marks_that_are_special_tokens_are_asked_for(tmp_path: Path) -> None:
+    harmony = ChatDesk(tmp_path / "harmony", reasoning_parser="gpt-oss", tool_call_parser="gpt-oss")
+    harmony.chat(["x"])
+    assert not harmony.sent[-1].sampling.skip_special_tokens
     llama = ChatDesk(tmp_path, tool_call_parser="llama3")
     for body, shown in (
         ({"tools": TOOLS}, True),
@@ -166,6 +191,8 @@ def test_a_server_without_parsers_gives_the_text(tmp_path: Path) -> None:
         ({"tools": TOOLS, "tool_choice": "sometimes"}, 'tool_choice must be "auto"'),
         ({"tools": TOOLS, "tool_choice": {"type": "function"}}, 'tool_choice must be "auto"'),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "g"}}}, "names 'g'"),
+        ({"tool_choice": "required"}, "needs tools"),
+        ({"tools": TOOLS, "tool_choice": "required", "regex": "a"}, "and regex for another reply"),
         ({"messages": [{"role": "assistant", "tool_calls": [{"function": 7}]}]}, "a function with a name"),
     ],
 )

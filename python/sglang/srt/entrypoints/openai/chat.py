@@ -17,13 +17,14 @@ from sglang.srt.entrypoints.openai.answers import stream_chunks, usage
 from sglang.srt.entrypoints.openai.chat_choices import StreamChoices, whole_choice
 from sglang.srt.entrypoints.openai.protocol import ChatBody
 from sglang.srt.entrypoints.openai.reply_format import (
+    forced_calls,
+    needs_special_tokens,
     offered_tools,
     prompt_end,
     reasoning_end,
     reasoning_tokens,
     reply_format,
 )
-from sglang.srt.function_call.registry import TOOL_FORMATS
 from sglang.srt.managers.text_request import RequestError, Sample, TextRequest
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -66,9 +67,11 @@ async def answer_chat(request: Request, body: ChatBody, context: ServerContext) 
 
 
 def chat_request(body: ChatBody, context: ServerContext, tools: list[dict[str, Any]]) -> TextRequest:
-    format_ = TOOL_FORMATS.get(context.args.tool_call_parser or "") if tools else None
-    if format_ is not None and format_.special_tokens and body.skip_special_tokens is None:
-        body = body.model_copy(update={"skip_special_tokens": False})  # the calls' marks are among them
+    schema = forced_calls(body, tools)
+    if body.skip_special_tokens is None and needs_special_tokens(body, context.args, tools):
+        body = body.model_copy(update={"skip_special_tokens": False})
+    if schema is not None:
+        body = body.model_copy(update={"json_schema": schema})
     most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     return TextRequest(
         prompt=_render(body, context, tools) if body.input_ids is None else body.input_ids,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from sglang.srt.constrained.tools import tools_grammar
 from sglang.srt.entrypoints.openai.protocol import ChatBody
-from sglang.srt.function_call.registry import TOOL_FORMATS
+from sglang.srt.function_call.registry import FORCED, TOOL_FORMATS, ToolFormat
 from sglang.srt.function_call.tools import Tools
 from sglang.srt.managers.text_request import RequestError, Sample
 from sglang.srt.parser.reasoning import REASONING_FORMATS, ReasoningFormat
@@ -40,7 +41,9 @@ def offered_tools(body: ChatBody) -> list[dict[str, Any]]:
         )
     if name is not None and name not in tool_names(tools).names:
         raise RequestError(f"tool_choice names {name!r}, which is not among the tools")
-    raise RequestError("tool_choice can't force a call on this server: use auto, and say so in the prompt")
+    if not tools:
+        raise RequestError('tool_choice "required" needs tools')
+    return tools
 
 
 def check_tools(tools: Any) -> None:
@@ -69,6 +72,40 @@ def _check_tool(where: str, tool: Any) -> None:
         raise RequestError(f"{where}.function.parameters must be a JSON schema (an object)")
 
 
+def forced_calls(body: ChatBody, tools: Sequence[Mapping[str, Any]]) -> str | None:
+    """The JSON schema of a reply that must be calls; None where it need not be.
+
+    Raises:
+        RequestError: the reply is to be something else as well.
+    """
+    grammar = tools_grammar(tools, body.tool_choice, body.parallel_tool_calls)
+    if grammar is None:
+        return None
+    form = body.response_format if isinstance(body.response_format, dict) else {}
+    others = {"json_schema": body.json_schema, "regex": body.regex, "ebnf": body.ebnf}
+    given = [name for name, value in others.items() if value is not None]
+    given += ["response_format"] if form.get("type", "text") != "text" else []
+    if given:
+        raise RequestError(f"tool_choice asks for calls, and {given[0]} for another reply: leave one out")
+    return grammar.text
+
+
+def needs_special_tokens(body: ChatBody, args: ServerArgs, tools: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the marks of what is to be found in the reply are among them."""
+    reasoning, tool_format = _formats(body, args, tools)
+    of_reasoning = reasoning is not None and reasoning.special_tokens
+    return of_reasoning or (tool_format is not None and tool_format.special_tokens)
+
+
+def _formats(
+    body: ChatBody, args: ServerArgs, tools: Sequence[Mapping[str, Any]]
+) -> tuple[ReasoningFormat | None, ToolFormat | None]:
+    reasoning = REASONING_FORMATS.get(args.reasoning_parser or "") if body.separate_reasoning else None
+    if forced_calls(body, tools) is not None:
+        return reasoning, FORCED
+    return reasoning, TOOL_FORMATS.get(args.tool_call_parser or "") if tools else None
+
+
 def tool_names(tools: Sequence[Mapping[str, Any]]) -> Tools:
     functions = [tool["function"] for tool in tools]
     return Tools({function["name"]: function.get("parameters") or {} for function in functions})
@@ -78,8 +115,7 @@ def reply_format(
     body: ChatBody, args: ServerArgs, tools: Sequence[Mapping[str, Any]], prompt_end: str
 ) -> ReplyFormat:
     """``prompt_end``: the end of the prompt, as text."""
-    reasoning = REASONING_FORMATS.get(args.reasoning_parser or "") if body.separate_reasoning else None
-    tool_format = TOOL_FORMATS.get(args.tool_call_parser or "") if tools else None
+    reasoning, tool_format = _formats(body, args, tools)
     return ReplyFormat(
         reasoning=reasoning,
         reasoning_is_open=reasoning is not None and _is_open(reasoning, prompt_end, _begun(body)),
