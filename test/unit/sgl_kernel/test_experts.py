@@ -198,8 +198,12 @@ def test_ptx_makes_the_weights_of_every_code(program: str) -> None:
     generator = torch.Generator().manual_seed(0)
     words = torch.randint(-(2**31), 2**31, (2, 4096), generator=generator)
     scale = (torch.randn(2, 4096, generator=generator) * 0.02).bfloat16()
-    text = int4_program() if program == "int4" else nvfp4_program()
-    got = run_pairs(text, words & 0xFFFFFFFF, scale)  # [8, 2, 4096] bfloat16
+    if program == "int4":
+        got = run_pairs(int4_program(), words & 0xFFFFFFFF, scale)  # [8, 2, 4096] bfloat16
+    else:
+        bits = torch.randint(1, 127, scale.shape, generator=generator).to(torch.uint8)  # of all sizes
+        scale = bits.view(torch.float8_e4m3fn).bfloat16()
+        got = run_pairs(nvfp4_program(), words & 0xFFFFFFFF, scale * 2.0**118).double() * 2.0**8
     for i in range(8):
         codes = (words >> (4 * i)) & 15
         assert len(codes.unique()) == 16
@@ -248,8 +252,8 @@ def gate(launch: Launch, info: DeviceInfo) -> None:
         return
     print(
         f"format {launch.constants['FORMAT']} {launch.constants['N']}x{launch.constants['K']}"
-        f" tile {launch.constants['BM']} split {launch.constants.get('SPLIT', 1)} sm_{info.arch}: {made.shared} B,"
-        f" {made.registers} registers, {made.programs_per_sm(launch.num_warps)} programs a SM"
+        f" tile {launch.constants['BM']} split {launch.constants.get('SPLIT', 1)} sm_{info.arch}:"
+        f" {made.shared} B, {made.registers} registers, {made.programs_per_sm(launch.num_warps)} programs a SM"
     )
     assert made.programs_per_sm(launch.num_warps) >= 2
     if launch.constants["FORMAT"] in (0, 3):

@@ -237,10 +237,10 @@ def expert_kernel(
         )
     if complete:
         if PARTS > 0:
-            acc *= tl.load(global_scale + expert * PARTS)
+            acc *= tl.load(global_scale + expert * PARTS) * (256.0 if PAIRS else 1.0)
         if GATED:
             if PARTS > 0:
-                acc_up *= tl.load(global_scale + expert * PARTS + PARTS - 1)
+                acc_up *= tl.load(global_scale + expert * PARTS + PARTS - 1) * (256.0 if PAIRS else 1.0)
             acc = acc / (1.0 + tl.exp(-acc)) * acc_up
         column = _packed_order(n, OUT_WORDS)
         target = out + (place + m if GATED else pair).to(tl.int64)[None, :] * OUT_WIDTH + column[:, None]
@@ -295,7 +295,7 @@ def rows_kernel(
         for i in tl.static_range(8):
             acc = tl.dot(tiles[i], v[i], acc, input_precision="ieee")
         if PARTS > 0:
-            acc *= tl.load(global_scale + expert)
+            acc *= tl.load(global_scale + expert) * (256.0 if PAIRS else 1.0)
         target = out + pair[None, :] * N + n[:, None]
         tl.store(target, acc.to(out.dtype.element_ty), mask=(n < N)[:, None] & inside[None, :])
 

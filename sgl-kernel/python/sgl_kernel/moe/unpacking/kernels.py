@@ -52,14 +52,17 @@ else:
     _INT4_PTX = tl.constexpr(int4_program())
     _NVFP4_PTX = tl.constexpr(nvfp4_program())
     _CONSTRAINTS = tl.constexpr(CONSTRAINTS)
+    _LARGE = tl.constexpr(2.0**118)  # what NVFP4's program wants scales to be multiplied by
 
     @triton.jit
     def unpack(words, scale, FORMAT: tl.constexpr, CT: tl.constexpr, PAIRS: tl.constexpr):
         """Eight tiles of weights [N, W] of words [N, W] and their scales [N, W].
 
-        PAIRS: to bfloat16 by PTX, two weights an instruction (``ptx.py``); the same numbers.
+        PAIRS: to bfloat16 by PTX, two weights an instruction (``ptx.py``); the same numbers, but those of
+        NVFP4 are 2 ** 8 times too small.
         """
         if PAIRS:
+            scale = scale.to(tl.float32) * (1.0 if FORMAT == INT4 else _LARGE)
             program: tl.constexpr = _INT4_PTX if FORMAT == INT4 else _NVFP4_PTX
             return tl.inline_asm_elementwise(
                 program,

@@ -38,7 +38,8 @@ def int4_program() -> str:
 
 
 def nvfp4_program() -> str:
-    """``e2m1(code) * scale``: its exponent and mantissa are a bfloat16's that is 2 ** 126 times too small."""
+    """``e2m1(code) * scale / 2 ** 8``: its exponent and mantissa are a bfloat16's that is 2 ** 126 times too
+    small; the scale given is 2 ** 118 times its own (2 ** 126 would overflow)."""
     lines = []
     for i in range(NUM_RESULTS):
         half, at = "low" if i < 4 else "high", 4 * (i % 4)  # of the code in its 16 bits
@@ -47,8 +48,7 @@ def nvfp4_program() -> str:
             f"shl.b32 sign, {half}, {12 - at};",
             "and.b32 sign, sign, none;",
             "lop3.b32 code, code, 0x01c001c0, sign, 0xea;",  # (code & mask) | sign
-            "fma.rn.bf16x2 code, code, large, none;",
             f"fma.rn.bf16x2 ${i}, code, $10, none;",
         ]
-    constants = {"large": 0x7E807E80, "none": 0x80008000}  # 2 ** 126; -0, which adds nothing
+    constants = {"none": 0x80008000}  # -0, which adds nothing
     return _program("low, high, code, sign", constants, lines)
