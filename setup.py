@@ -21,6 +21,7 @@ INSTALL_REQUIRES = [
     "numpy>=1.26,<2.4",
     "prometheus-client>=0.21,<1",
     "psutil>=6,<8",
+    "pyyaml>=6,<7",
     "pyzmq>=26,<28",
     "safetensors>=0.5,<1",
     "tiktoken>=0.9,<1",

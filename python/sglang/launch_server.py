@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from sglang.srt.entrypoints.http_server import listen, serve
 from sglang.srt.entrypoints.prepare import StartError, prepare
 from sglang.srt.managers.mode_args import when_speculative
-from sglang.srt.server_args import ServerArgs
-from sglang.srt.utils.flags import ServerArgsError, exit_with_error
+from sglang.srt.server_args import SECRETS, ServerArgs
+from sglang.srt.utils.flags import ServerArgsError, exit_with_error, option_name
 from sglang.srt.utils.installation import upstream_conflict
 from sglang.srt.utils.log import configure_logging
 from sglang.version import __version__
@@ -57,12 +57,14 @@ def _log_speculation(args: ServerArgs) -> None:
 
 def _without_key(words: Sequence[str]) -> list[str]:
     """The command line as it may be shown to clients."""
+    options = tuple(option_name(name) for name in SECRETS)
     shown: list[str] = []
     for word in words:
-        if shown and shown[-1] == "--api-key":
+        option, given, _ = word.partition("=")
+        if shown and shown[-1] in options:
             shown.append("***")
         else:
-            shown.append("--api-key=***" if word.startswith("--api-key=") else word)
+            shown.append(f"{option}=***" if given and option in options else word)
     return shown
 
 

@@ -32,6 +32,7 @@ from helpers.server import (
 from helpers.tiny_models import write_tiny_llama
 
 ENDLESS = {"temperature": 0, "max_new_tokens": 3000, "ignore_eos": True}
+DRAIN_S = 1.5
 ENDINGS = ("SIGTERM", "SIGKILL", "scheduler", "detokenizer")
 
 
@@ -43,12 +44,17 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture(scope="module")
 def servers(models: tuple[Path, Path]) -> Any:
     flags = ["--model-path", str(models[0]), *speculative_flags(models[1]), "--enable-metrics"]
-    started = {name: Server(*flags) for name in ENDINGS}
+    more = {"SIGTERM": ["--drain-timeout", str(DRAIN_S)]}
+    started = {name: Server(*flags, *more.get(name, [])) for name in ENDINGS}
     try:
         yield {name: server.wait_ready() for name, server in started.items()}
     finally:
         for server in started.values():
             server.stop()
+
+
+def ask(server: Server, body: dict[str, Any]) -> httpx.Response:
+    return httpx.post(f"{server.url}/generate", json=body, timeout=60)
 
 
 class Clients:
@@ -82,7 +88,7 @@ class Clients:
 
     def _whole(self) -> httpx.Response:
         body = {"text": "whole", "sampling_params": ENDLESS}
-        return httpx.post(f"{self._server.url}/generate", json=body, timeout=60)
+        return ask(self._server, body)
 
     def wait(self) -> float:
         """When the last of them had its end."""
@@ -96,13 +102,24 @@ def check_nothing_left(server: Server) -> None:
     assert server.leftovers() == []
 
 
-def test_sigterm_ends_everything_and_answers_clients(servers: dict[str, Server]) -> None:
-    """Ctrl-C has the same handler; it is tried below, while a server loads."""
+def test_sigterm_drains_then_ends_everything_and_answers_clients(servers: dict[str, Server]) -> None:
     server = servers["SIGTERM"]
     clients = Clients(server)
-    server.process.send_signal(signal.SIGTERM)
-    server.wait_gone(5.0)
-    clients.wait()
+    with ThreadPoolExecutor(1) as pool:
+        short = pool.submit(
+            ask, server, {"text": "short", "sampling_params": {**ENDLESS, "max_new_tokens": 50}}
+        )
+        time.sleep(0.2)  # it is running by then
+        server.process.send_signal(signal.SIGTERM)
+        began = time.monotonic()
+        while (refused := ask(server, {"text": "late", "sampling_params": {"max_new_tokens": 1}})).is_success:
+            assert time.monotonic() < began + 1  # the signal is on its way
+        assert (refused.status_code, "retry-after" in refused.headers) == (503, True)
+        assert "shutting down" in refused.json()["error"]["message"]
+        assert httpx.get(f"{server.url}/health").status_code == 503  # a balancer sends no more
+        assert short.result().json()["meta_info"]["completion_tokens"] == 50
+    server.wait_gone(DRAIN_S + 4)
+    assert clients.wait() - began > DRAIN_S - 0.2
     assert server.process.returncode == 0
     assert "shutting down" in clients.got["stream"][-1]["error"]["message"]
     assert clients.got["whole"].status_code == 503

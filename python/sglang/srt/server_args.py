@@ -11,19 +11,21 @@ from typing import Any
 
 from sglang.srt.configs.grammar_args import BACKENDS, check_grammar_flags
 from sglang.srt.configs.graph_args import attention_backend, check_graph_flags
+from sglang.srt.configs.operations_args import LOG_LEVELS, OperationsArgs, check_operations
 from sglang.srt.configs.parser_args import REASONING_PARSERS, TOOL_CALL_PARSERS
 from sglang.srt.configs.quant_args import QUANTIZATIONS
 from sglang.srt.configs.speculative_args import Threshold, parse_threshold
 from sglang.srt.server_args_checks import check_parallel, check_ranges, speculative_values
-from sglang.srt.utils.flags import check_keywords, flag, parse_flags, refuse_empty
+from sglang.srt.utils.config_file import config_file, read_config_file
+from sglang.srt.utils.flags import ServerArgsError, check_keywords, flag, parse_flags, refuse_empty
 from sglang.srt.utils.gpu import has_gpu
 from sglang.srt.utils.upstream_flags import refused_flags
 
-_LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
+SECRETS = ("api_key", "admin_api_key")  # fields that are shown to nobody
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerArgs:
+class ServerArgs(OperationsArgs):
     """As given by the user; ``resolve`` returns one with the derived values filled in."""
 
     # ---- model
@@ -96,7 +98,6 @@ class ServerArgs:
     # ---- HTTP
     host: str = flag("127.0.0.1", str, "HTTP server", "address to listen on")
     port: int = flag(30000, int, "HTTP server", "port to listen on")
-    api_key: str | None = flag(None, str, "HTTP server", "clients must send it as a bearer token")
     skip_server_warmup: bool = flag(False, bool, "HTTP server", "open without running a request first")
     stream_interval: int = flag(1, int, "HTTP server", "tokens between two chunks of a stream")
     incremental_streaming_output: bool = flag(
@@ -286,24 +287,25 @@ class ServerArgs:
     )
 
     # ---- observability
-    log_level: str = flag("info", str, "observability", "what is logged", choices=_LOG_LEVELS)
+    log_level: str = flag("info", str, "observability", "what is logged", choices=LOG_LEVELS)
     decode_log_interval: int = flag(40, int, "observability", "decode steps between two log lines")
     enable_metrics: bool = flag(False, bool, "observability", "serve Prometheus metrics at /metrics")
 
     @staticmethod
     def from_command_line(argv: Sequence[str], prog: str = "python -m sglang.launch_server") -> ServerArgs:
         description = "Serve a language model over HTTP, with speculation that is chosen step by step."
-        values = parse_flags(ServerArgs, argv, prog, description, refused_flags())
+        file = config_file(argv)
+        given = {} if file is None else _from_file(file)
+        values = parse_flags(ServerArgs, argv, prog, description, refused_flags(), given)
         refuse_empty(ServerArgs, values)
         return ServerArgs(**_with_number_threshold(values))
 
     @staticmethod
     def from_keywords(**values: Any) -> ServerArgs:
-        refuse_empty(ServerArgs, values)
-        values = _with_number_threshold(values)
-        check_keywords(ServerArgs, {k: v for k, v in values.items() if k != _THRESHOLD}, refused_flags())
-        fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
-        return ServerArgs(**fields)
+        file = values.get("config")
+        if isinstance(file, str) and file:
+            values = {**_from_file(file), **values}
+        return ServerArgs(**_checked_keywords(values))
 
     def resolve(self, architecture: str | None) -> ServerArgs:
         """Check everything that can be checked without the model, and fill in derived values.
@@ -315,6 +317,7 @@ class ServerArgs:
         """
         assert self.model_path is not None
         check_ranges(self)
+        check_operations(self)
         check_grammar_flags(
             self.grammar_backend,
             self.constrained_json_whitespace_pattern,
@@ -340,13 +343,29 @@ class ServerArgs:
         )
 
     def public_dict(self) -> dict[str, Any]:
-        """Everything that may be shown to a client: not the key."""
+        """Everything that may be shown to a client: not the keys."""
         values = asdict(self)
-        values["api_key"] = None if self.api_key is None else "***"
+        for name in SECRETS:
+            values[name] = None if values[name] is None else "***"
         return values
 
 
 _THRESHOLD = "speculative_disable_bs_threshold"
+
+
+def _from_file(file: str) -> dict[str, Any]:
+    values = read_config_file(file, ServerArgs)
+    try:
+        return _checked_keywords(values)
+    except ServerArgsError as error:
+        raise ServerArgsError(f"--config {file}: {error}") from error
+
+
+def _checked_keywords(values: Mapping[str, Any]) -> dict[str, Any]:
+    refuse_empty(ServerArgs, values)
+    values = _with_number_threshold(values)
+    check_keywords(ServerArgs, {k: v for k, v in values.items() if k != _THRESHOLD}, refused_flags())
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
 
 
 def _with_number_threshold(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Mapping
 
 import uvicorn
 from fastapi import FastAPI
@@ -21,7 +21,14 @@ from starlette.types import ASGIApp
 
 from sglang.srt.entrypoints.answering import error_message, openai_error
 from sglang.srt.entrypoints.context import ServerContext
-from sglang.srt.entrypoints.middleware import ApiKeyMiddleware, RequestCountMiddleware
+from sglang.srt.entrypoints.drain import Drain
+from sglang.srt.entrypoints.middleware import (
+    ApiKeyMiddleware,
+    Keys,
+    LimitsMiddleware,
+    RequestCountMiddleware,
+    RootPathMiddleware,
+)
 from sglang.srt.entrypoints.native_api import generates, native_router
 from sglang.srt.entrypoints.openai.api import openai_router
 from sglang.srt.entrypoints.parse_api import parse_router
@@ -39,7 +46,9 @@ _SHUTTING_DOWN = "the server is shutting down"
 
 
 def build_app(context: ServerContext) -> ASGIApp:
-    app = FastAPI(title="SGLang-compatible server", openapi_url=None)  # no schema: bodies are read by hand
+    args = context.args
+    # No schema: bodies are read by hand.
+    app = FastAPI(title="SGLang-compatible server", openapi_url=None)
     app.include_router(native_router(context))
     app.include_router(openai_router(context))
     app.include_router(parse_router())
@@ -47,13 +56,16 @@ def build_app(context: ServerContext) -> ASGIApp:
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _internal_error)
     folder = metrics_folder()
-    if context.args.enable_metrics and folder is not None:
+    if args.enable_metrics and folder is not None:
         from sglang.srt.entrypoints.metrics_endpoint import metrics_router
 
         app.include_router(metrics_router(folder))
         app.add_middleware(RequestCountMiddleware)
-    if context.args.api_key is not None:
-        app.add_middleware(ApiKeyMiddleware, api_key=context.args.api_key)
+    if args.api_key is not None or args.admin_api_key is not None:
+        app.add_middleware(ApiKeyMiddleware, keys=Keys(args.api_key, args.admin_api_key))
+    app.add_middleware(LimitsMiddleware, max_body_mb=args.max_request_body_mb)
+    if args.fastapi_root_path is not None:
+        app.add_middleware(RootPathMiddleware, root_path=args.fastapi_root_path)
     return app
 
 
@@ -147,7 +159,7 @@ async def serve(prepared: Prepared, listener: socket.socket, launch_command: str
 async def _start_unless_signalled(prepared: Prepared) -> ServerRuntime | None:
     """Loading takes a while: Ctrl-C must work meanwhile."""
     stop = asyncio.Event()
-    _on_signals(stop.set)
+    _on_signals({signal.SIGINT: stop.set, signal.SIGTERM: stop.set})
     starting = asyncio.create_task(ServerRuntime.start(prepared))
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -160,10 +172,10 @@ async def _start_unless_signalled(prepared: Prepared) -> ServerRuntime | None:
     return None
 
 
-def _on_signals(action: object) -> None:
+def _on_signals(actions: Mapping[signal.Signals, Callable[[], None]]) -> None:
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, action)  # type: ignore[arg-type]
+    for number, action in actions.items():
+        loop.add_signal_handler(number, action)
 
 
 async def _serve(
@@ -180,14 +192,15 @@ async def _serve(
         started_ts=runtime.started_ts,
         startup_time_s=runtime.startup_time_s,
     )
-    server = _Server(_uvicorn_config(build_app(context)))
+    server = _Server(_uvicorn_config(build_app(context), runtime.args.log_level_http))
 
     def stop() -> None:
         logger.info("Shutting down.")
         manager.fail(_SHUTTING_DOWN, status_code=503)
         server.should_exit = True
 
-    _on_signals(stop)
+    drain = Drain(manager, runtime.args.drain_timeout, _SHUTTING_DOWN, stop)
+    _on_signals({signal.SIGINT: stop, signal.SIGTERM: drain.begin})
     if not runtime.args.skip_server_warmup and not await _warm_up(context):
         raise StartError(runtime.failure or "the warm-up request was not answered")
     open_port(listener)
@@ -205,11 +218,12 @@ async def _serve(
     return 0
 
 
-def _uvicorn_config(app: ASGIApp) -> uvicorn.Config:
+def _uvicorn_config(app: ASGIApp, log_level: str | None) -> uvicorn.Config:
+    """A line for every request where level info is asked for."""
     return uvicorn.Config(
         app,
-        log_level="warning",
-        access_log=False,
+        log_level=log_level or "warning",
+        access_log=log_level in ("debug", "info"),
         lifespan="off",
         backlog=_BACKLOG,
         timeout_keep_alive=5,
@@ -231,6 +245,7 @@ def _announce(args: ServerArgs, listener: socket.socket) -> None:
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     url = f"http://{shown}:{port}"
     logger.info("The server is fired up and ready to roll!")
+    url += args.fastapi_root_path or ""
     key = "" if args.api_key is None else " -H 'Authorization: Bearer KEY'"
     logger.info("Listening on %s. Try:", url)
     logger.info(

@@ -19,6 +19,7 @@ from sglang.srt.entrypoints.answering import (
     read_json,
 )
 from sglang.srt.entrypoints.context import ServerContext
+from sglang.srt.entrypoints.middleware import may_administrate
 from sglang.srt.entrypoints.native_answer import NativeAnswers
 from sglang.srt.entrypoints.native_request import parse_call
 from sglang.srt.entrypoints.reasoning_ends import reasoning_mark
@@ -67,6 +68,8 @@ def _add_generation(router: APIRouter, context: ServerContext) -> None:
             abort_all = isinstance(body, dict) and body.get("abort_all") is True
             if not abort_all and not (isinstance(rid, str) and rid):
                 raise RequestError('give {"rid": "…"} or {"abort_all": true}')
+            if abort_all and not may_administrate(request.scope):
+                raise RequestError("ending the requests of everybody needs the admin key", 401)
         except RequestError as error:
             return error_response(error, native_error)
         if abort_all:
@@ -137,7 +140,7 @@ def _add_health(router: APIRouter, context: ServerContext) -> None:
     @router.get("/ready")
     @router.get("/ping")
     async def health() -> Response:
-        return Response(status_code=200 if manager.failure is None else 503)
+        return Response(status_code=200 if manager.failure is None and manager.closing is None else 503)
 
     @router.get("/health_generate")
     async def health_generate() -> Response:

@@ -58,6 +58,7 @@ class TokenizerManager:
         self.tokenizer = tokenizer
         self.limits = limits
         self.failure: str | None = None  # set when the server can't go on
+        self.closing: str | None = None  # set when it takes no more requests, and ends those it has
         self.last_output_ts = 0.0
         self._send = send
         self._metrics = metrics
@@ -73,8 +74,9 @@ class TokenizerManager:
         Raises:
             RequestError: one of them can't be served.
         """
+        self._refuse_if_closing()
         prompts = [await self._tokenize(request) for request in requests]
-        self._refuse_if_failed()
+        self._refuse_if_closing()
         group = Group()
         new: list[tuple[Sample, SamplingParams]] = []
         for request, ids in zip(requests, prompts, strict=True):
@@ -187,6 +189,11 @@ class TokenizerManager:
             if rid in self._samples or rid in new:
                 raise RequestError(f"rid {rid!r} is in use by a request that is still running")
             new.add(rid)
+
+    def _refuse_if_closing(self) -> None:
+        self._refuse_if_failed()
+        if self.closing is not None:
+            raise RequestError(self.closing, status_code=503)
 
     def _refuse_if_failed(self) -> None:
         if self.failure is not None:

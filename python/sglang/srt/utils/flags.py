@@ -7,6 +7,7 @@ import difflib
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 _KEY = "flag"
@@ -43,8 +44,10 @@ def flag(
 
 
 def flags_of(table: type) -> dict[str, tuple[Flag, Any]]:
-    """Field name -> (its flag, its default)."""
-    return {f.name: (f.metadata[_KEY], f.default) for f in fields(table) if _KEY in f.metadata}
+    """Field name -> (its flag, its default); the table's own before those it inherits."""
+    own = table.__dict__["__annotations__"]
+    rows = sorted((f for f in fields(table) if _KEY in f.metadata), key=lambda f: f.name not in own)
+    return {f.name: (f.metadata[_KEY], f.default) for f in rows}
 
 
 def option_name(field_name: str) -> str:
@@ -81,11 +84,17 @@ def build_parser(table: type, prog: str, description: str) -> argparse.ArgumentP
 
 
 def parse_flags(
-    table: type, argv: Sequence[str], prog: str, description: str, refused: Mapping[str, str]
+    table: type,
+    argv: Sequence[str],
+    prog: str,
+    description: str,
+    refused: Mapping[str, str],
+    given: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Field values from a command line.
 
-    ``refused`` maps options that are known elsewhere to the reason why they are not taken here.
+    ``refused`` maps options that are known elsewhere to the reason why they are not taken here; ``given``:
+    values (checked) of what the command line does not name.
 
     Raises:
         ServerArgsError: an unknown option, or a value of the wrong kind.
@@ -95,6 +104,7 @@ def parse_flags(
         option = word.partition("=")[0]
         if option in refused:
             raise ServerArgsError(refused[option])
+    parser.set_defaults(**given)
     values, extra = parser.parse_known_args(list(argv))
     if extra:
         options = [o for name, (row, _) in flags_of(table).items() for o in (option_name(name), *row.aliases)]
