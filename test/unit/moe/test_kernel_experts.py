@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -45,6 +46,11 @@ def kernels() -> Iterator[None]:
         yield
 
 
+def some_long(names: Iterable[str], *short: str) -> list[Any]:
+    """All of them but ``short`` are for ``-m long``."""
+    return [name if name in short else pytest.param(name, marks=pytest.mark.long) for name in names]
+
+
 def logits_of(folder: Path, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Of a prefill, a step and several queries a row."""
     driver = Driver(load_target(folder, dtype), 16, dtype)
@@ -53,7 +59,13 @@ def logits_of(folder: Path, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    "writer", [write_tiny_qwen3_moe, write_tiny_glm4_moe, write_tiny_deepseek_v3, write_tiny_kimi_k25]
+    "writer",
+    [
+        write_tiny_qwen3_moe,
+        write_tiny_deepseek_v3,
+        pytest.param(write_tiny_glm4_moe, marks=pytest.mark.long),
+        pytest.param(write_tiny_kimi_k25, marks=pytest.mark.long),
+    ],
 )
 def test_families_are_what_they_were(tmp_path: Path, writer: Writer) -> None:
     folder = writer(tmp_path, seed=2)
@@ -76,7 +88,7 @@ PACKED = {
 }
 
 
-@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.parametrize("name", some_long(PACKED, "int4", "nvfp4", "ct-fp8-block", "awq"))
 def test_packed_experts_equal_the_dequantised_ones(tmp_path: Path, name: str) -> None:
     dense = ("lm_head", "self_attn", "layers.0.mlp")
     source = write_tiny_qwen3_moe(tmp_path / "source", seed=5, hidden_size=128, moe_intermediate_size=64)
@@ -103,7 +115,9 @@ def take(folder: Path, rank: int, size: int) -> MoE:
         return moe.take_moe(source, "model.layers.1.mlp.", config.hidden_size, config.moe, tp)
 
 
-@pytest.mark.parametrize("name", ["int4", "nvfp4", "ct-fp8-block", "ct-fp8-rows", "fp8"])
+@pytest.mark.parametrize(
+    "name", some_long(["int4", "nvfp4", "ct-fp8-block", "ct-fp8-rows", "fp8"], "int4", "fp8")
+)
 def test_ranks_have_their_parts(tmp_path: Path, name: str) -> None:
     dense = ("lm_head", "self_attn", "layers.0.mlp")
     source = write_tiny_qwen3_moe(tmp_path / "source", seed=5, hidden_size=64, moe_intermediate_size=192)

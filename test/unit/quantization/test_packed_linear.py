@@ -44,7 +44,10 @@ def drive(folder: Path) -> torch.Tensor:
     return torch.cat([driver.prefill(ids[:20]), driver.decode(ids[20:21]), driver.decode(ids[21:])])
 
 
-@pytest.mark.parametrize("name", KEPT)
+@pytest.mark.parametrize(
+    "name",
+    [n if n in ("int4", "fp8", "ct-nvfp4") else pytest.param(n, marks=pytest.mark.long) for n in KEPT],
+)
 def test_packed_layers_equal_the_dequantised_ones(tmp_path: Path, name: str) -> None:
     writer = write_tiny_qwen2 if name in ("int4", "fbgemm") else write_tiny_llama  # biases of q, k and v
     source = writer(tmp_path / "source", seed=3, num_hidden_layers=2, hidden_size=128)

@@ -114,7 +114,7 @@ def body_products() -> None:
     compare((NVFP4, NVFP4), (5, 128, 64), (2, 2), ExpertsConfig(16, wide, wide))
     plain = ProductConfig(16, 32, 2, 4, 2, False)
     in_turn = replace(wide, row_tiles=2)  # 5 tiles of 64 rows, of 64 columns in one pass
-    compare((INT4, INT4), (3, 320, 64), (5, 2), ExpertsConfig(8, wide, in_turn), padded=1)
+    compare((INT4, INT4), (2, 320, 64), (2, 2), ExpertsConfig(8, wide, in_turn), padded=1)
     compare((NVFP4, NVFP4), (2, 160, 32), (2, 1), ExpertsConfig(8, wide, in_turn))
     compare((PLAIN, PLAIN), (6, 40, 24), (2, 2), ExpertsConfig(16, plain, plain), with_base=True)
     compare((PLAIN, INT4), (3, 64, 64), (1, 1), ExpertsConfig(16, plain, wide))
@@ -123,8 +123,8 @@ def body_products() -> None:
 def body_float8() -> None:
     """Blocks that are cut, rows and whole matrices; columns that fill no pass; splits."""
     wide, split = ProductConfig(32, 64, 1, 4, 2, False), ProductConfig(32, 32, 2, 4, 2, False)
-    compare((FP8, FP8), (3, 192, 96), (3, 2), ExpertsConfig(16, wide, wide), with_base=True, block=(64, 64))
-    compare((FP8, FP8), (2, 200, 40), (2, 1), ExpertsConfig(16, split, split), block=(32, 128))
+    compare((FP8, FP8), (2, 128, 64), (2, 1), ExpertsConfig(16, wide, wide), with_base=True, block=(64, 64))
+    compare((FP8, FP8), (1, 136, 40), (1, 1), ExpertsConfig(16, split, split), block=(32, 128))
     compare((FP8, FP8), (2, 64, 48), (2, 2), ExpertsConfig(16, wide, wide), block=(1, 10**6))
     compare((FP8, INT4), (2, 64, 32), (2, 1), ExpertsConfig(16, split, wide), block=(10**6, 10**6))
 
@@ -138,7 +138,7 @@ def body_many() -> None:
     compare((INT4, INT4), sizes, (40, 2), config, padded=3, with_base=True)  # 80 pairs, 7 blocks
     before = ops.MAX_COUNTED, ops.MAX_TOKENS, ops.MAX_FLOAT_PRODUCTS
     ops.MAX_COUNTED, ops.MAX_TOKENS, ops.MAX_FLOAT_PRODUCTS = 8, 24, 1
-    compare((INT4, INT4), sizes, (41, 2), config, padded=3, with_base=True)
+    compare((INT4, INT4), sizes, (33, 2), config, padded=3, with_base=True)
     compare((PLAIN, PLAIN), (3, 40, 24), (17, 2), ExpertsConfig(16, plain, plain))
     ops.MAX_COUNTED, ops.MAX_TOKENS, ops.MAX_FLOAT_PRODUCTS = before
 
@@ -253,7 +253,8 @@ def gate(launch: Launch, info: DeviceInfo) -> None:
     print(
         f"format {launch.constants['FORMAT']} {launch.constants['N']}x{launch.constants['K']}"
         f" tile {launch.constants['BM']} split {launch.constants.get('SPLIT', 1)} sm_{info.arch}:"
-        f" {made.shared} B, {made.registers} registers, {made.programs_per_sm(launch.num_warps)} programs a SM"
+        f" {made.shared} B, {made.registers} registers,"
+        f" {made.programs_per_sm(launch.num_warps)} programs a SM"
     )
     assert made.programs_per_sm(launch.num_warps) >= 2
     if launch.constants["FORMAT"] in (0, 3):
