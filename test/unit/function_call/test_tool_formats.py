@@ -30,7 +30,7 @@ def writable(name: str, calls: list[Call]) -> bool:
 
 
 @pytest.mark.parametrize("name", WRITERS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(calls=CALLS, cuts=CUTS, before=st.sampled_from(["", "Let me see.", "\n\n", "a { b [ c < d"]))
 def test_calls_come_out_as_written(name: str, calls: list[Call], cuts: list[int], before: str) -> None:
     if not writable(name, calls) or (name in ("llama3", "forced") and before.strip()):
@@ -43,7 +43,7 @@ def test_calls_come_out_as_written(name: str, calls: list[Call], cuts: list[int]
 
 
 @pytest.mark.parametrize("name", sorted({*TOOL_FORMATS} - {"glm", "glm47", "hermes", "qwen"}))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(parts=st.lists(st.sampled_from(JUNK), max_size=14), cuts=CUTS)
 @example(parts=["<tool_call>", '{"name": "get_weather", "arguments": {', "</tool_call>", "x"], cuts=[3])
 def test_the_same_in_any_pieces_and_nothing_lost(name: str, parts: list[str], cuts: list[int]) -> None:
@@ -65,7 +65,7 @@ BREAKS = st.lists(
 
 
 @pytest.mark.parametrize("name", WRITERS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(calls=CALLS, breaks=BREAKS, cuts=CUTS)
 def test_broken_calls_are_the_same_in_any_pieces(
     name: str, calls: list[Call], breaks: list[tuple[int, int, str]], cuts: list[int]

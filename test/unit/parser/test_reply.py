@@ -41,7 +41,7 @@ PAIRS = [("qwen3", "qwen25"), ("glm45", "glm47"), ("kimi_k2", "kimi_k2"), ("deep
 
 
 @pytest.mark.parametrize("reasoning,tools", [*PAIRS, ("deepseek-v3", "deepseekv31"), ("kimi", "llama3")])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     thought=THOUGHTS,
     answer=st.sampled_from(["", "Yes.", "é </think> b"]),
@@ -64,7 +64,7 @@ def test_parts_come_out_as_written(
 
 
 @pytest.mark.parametrize("reasoning,tools", PAIRS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     parts=st.lists(st.sampled_from(JUNK), max_size=12),
     cuts=CUTS,
