@@ -34,6 +34,12 @@ class OperationsArgs:
         "HTTP server",
         "on SIGTERM: seconds that running requests have to end, while new ones are refused with status 503",
     )
+    watchdog_timeout: float = flag(
+        300.0, float, "faults", "seconds after which a step that does not end ends the server; 0: none"
+    )
+    soft_watchdog_timeout: float | None = flag(
+        None, float, "faults", "seconds after which such a step is logged, with the stack of every thread"
+    )
     log_level_http: str | None = flag(
         None,
         str,
@@ -58,6 +64,11 @@ def check_operations(args: OperationsArgs) -> None:
         raise ServerArgsError(f"--max-request-body-mb must be at least 1, got {args.max_request_body_mb}")
     if not args.drain_timeout >= 0:
         raise ServerArgsError(f"--drain-timeout must be at least 0 (seconds), got {args.drain_timeout}")
+    if not args.watchdog_timeout >= 0:
+        raise ServerArgsError(f"--watchdog-timeout must be at least 0 (none), got {args.watchdog_timeout}")
+    soft = args.soft_watchdog_timeout
+    if soft is not None and not soft > 0:
+        raise ServerArgsError(f"--soft-watchdog-timeout must be above 0, got {soft}")
     path = args.fastapi_root_path
     if path is not None and (not path.startswith("/") or path.endswith("/")):
         raise ServerArgsError(f"--fastapi-root-path must begin with / and not end with one, got {path}")

@@ -19,9 +19,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
+from sglang.srt.entrypoints.admin_api import admin_router
 from sglang.srt.entrypoints.answering import error_message, openai_error
 from sglang.srt.entrypoints.context import ServerContext
 from sglang.srt.entrypoints.drain import Drain
+from sglang.srt.entrypoints.health import generates, health_router
 from sglang.srt.entrypoints.middleware import (
     ApiKeyMiddleware,
     Keys,
@@ -29,7 +31,7 @@ from sglang.srt.entrypoints.middleware import (
     RequestCountMiddleware,
     RootPathMiddleware,
 )
-from sglang.srt.entrypoints.native_api import generates, native_router
+from sglang.srt.entrypoints.native_api import native_router
 from sglang.srt.entrypoints.openai.api import openai_router
 from sglang.srt.entrypoints.parse_api import parse_router
 from sglang.srt.entrypoints.prepare import Prepared, StartError
@@ -50,6 +52,8 @@ def build_app(context: ServerContext) -> ASGIApp:
     # No schema: bodies are read by hand.
     app = FastAPI(title="SGLang-compatible server", openapi_url=None)
     app.include_router(native_router(context))
+    app.include_router(admin_router(context.manager))
+    app.include_router(health_router(context.manager, args.watchdog_timeout))
     app.include_router(openai_router(context))
     app.include_router(parse_router())
     app.add_exception_handler(RequestValidationError, _invalid_body)

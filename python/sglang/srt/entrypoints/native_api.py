@@ -24,12 +24,9 @@ from sglang.srt.entrypoints.native_answer import NativeAnswers
 from sglang.srt.entrypoints.native_request import parse_call
 from sglang.srt.entrypoints.reasoning_ends import reasoning_mark
 from sglang.srt.managers.io_struct import ControlReply
-from sglang.srt.managers.text_request import RequestError, TextRequest
+from sglang.srt.managers.text_request import RequestError
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
-from sglang.srt.sampling.sampling_params import SamplingParams
 
-_HEALTH_TIMEOUT_S = 20.0
-_HEALTH_POLL_S = 0.05
 _FLUSH_POLL_S = 0.05
 
 
@@ -38,7 +35,6 @@ def native_router(context: ServerContext) -> APIRouter:
     _add_generation(router, context)
     _add_control(router, context)
     _add_information(router, context)
-    _add_health(router, context)
     return router
 
 
@@ -130,38 +126,3 @@ def _add_information(router: APIRouter, context: ServerContext) -> None:
             return JSONResponse({**await context.server_info(), "frontend": "python"})
         except RequestError as error:
             return error_response(error, native_error)
-
-
-def _add_health(router: APIRouter, context: ServerContext) -> None:
-    manager = context.manager
-
-    @router.get("/")
-    @router.get("/health")
-    @router.get("/ready")
-    @router.get("/ping")
-    async def health() -> Response:
-        return Response(status_code=200 if manager.failure is None and manager.closing is None else 503)
-
-    @router.get("/health_generate")
-    async def health_generate() -> Response:
-        return Response(status_code=200 if await generates(manager, _HEALTH_TIMEOUT_S) else 503)
-
-
-async def generates(manager: TokenizerManager, timeout_s: float) -> bool:
-    """Whether a token comes out: of a request of its own, or, on a busy server, of any other."""
-    asked_ts = time.time()
-    probe = TextRequest([0], SamplingParams(max_new_tokens=1, temperature=0.0), log_metrics=False)
-    try:
-        group = await manager.submit([probe])
-    except RequestError:
-        return False
-    while time.time() < asked_ts + timeout_s:
-        if manager.last_output_ts >= asked_ts:
-            # A full queue answers the probe too, with a refusal: then others are being served.
-            manager.abort_group(group, "the health check has its answer")
-            return manager.failure is None
-        await asyncio.sleep(_HEALTH_POLL_S)
-        if manager.failure is not None:
-            return False
-    manager.abort_group(group, "the health check has waited long enough")
-    return False

@@ -26,6 +26,7 @@ from sglang.srt.managers.io_struct import (
 )
 from sglang.srt.managers.state_answers import state_endpoint
 from sglang.srt.managers.text_metrics import NoTextMetrics, PrometheusTextMetrics, TextMetrics
+from sglang.srt.managers.text_request import RequestError
 from sglang.srt.managers.tokenizer_manager import Limits, TokenizerManager
 from sglang.srt.utils.child_process import Child, describe_exit, start_child, stop_children
 from sglang.srt.utils.ipc import Receiver, Sender, endpoint
@@ -37,6 +38,7 @@ METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 _SCHEDULER, _DETOKENIZER = "scheduler", "detokenizer"
 _CHILD_CHECK_S = 0.2
 _LAST_WORDS_S = 0.1
+_LONGEST_PAUSE_S = 15.0  # between two looks at whether the scheduler answers
 
 
 class ServerRuntime:
@@ -57,7 +59,7 @@ class ServerRuntime:
         self._news = asyncio.Event()
         self._failure = ""
         self._closed = False
-        self._supervisor: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._metrics = self._prepare_metrics()
         self._receiver: Receiver[ToTokenizer] = Receiver(
             endpoint(self._folder, "tokenizer"), tokenizer_decoder.decode
@@ -85,8 +87,8 @@ class ServerRuntime:
         if self._closed:
             return
         self._closed = True
-        if self._supervisor is not None:
-            self._supervisor.cancel()
+        for task in self._tasks:
+            task.cancel()
         self._loop.remove_reader(self._receiver.file_descriptor)
         if self.manager is not None and self.manager.failure is None:
             self.manager.fail("the server is shutting down", status_code=503)
@@ -120,7 +122,7 @@ class ServerRuntime:
         self._loop.add_reader(self._receiver.file_descriptor, self._receive)
         logger.info("Starting the scheduler and detokenizer processes.")
         self._children = [self._start_scheduler(), self._start_detokenizer()]
-        self._supervisor = asyncio.create_task(self._supervise())
+        self._tasks.append(asyncio.create_task(self._supervise()))
         self._receive()
         while not {_SCHEDULER, _DETOKENIZER} <= set(self._ready):
             self._news.clear()
@@ -134,6 +136,8 @@ class ServerRuntime:
         reply = await self.manager.flush_cache()  # an answer: the way to the scheduler is open too
         if not reply.ok:
             raise StartError(reply.error)
+        if self.args.watchdog_timeout:
+            self._tasks.append(asyncio.create_task(self._watch(self.manager, self.args.watchdog_timeout)))
         self.startup_time_s = time.time() - self.started_ts
         logger.info(
             "The model is loaded (%.1f s): context of %d tokens, KV cache of %d tokens.",
@@ -186,6 +190,19 @@ class ServerRuntime:
                     await asyncio.sleep(_LAST_WORDS_S)  # it may have said why
                     self._receive()
                     self._fail(describe_exit(child.name, code))
+
+    async def _watch(self, manager: TokenizerManager, limit_s: float) -> None:
+        """A process that is stopped, or stuck where no thread of it moves, can't say so itself."""
+        while manager.failure is None:
+            await asyncio.sleep(min(limit_s / 4, _LONGEST_PAUSE_S))
+            try:
+                await asyncio.wait_for(manager.get_state(), limit_s)
+            except TimeoutError:
+                self._fail(
+                    f"the {_SCHEDULER} process has not answered for {limit_s:g} s (--watchdog-timeout)"
+                )
+            except RequestError:
+                return
 
     def _fail(self, message: str) -> None:
         """The first failure counts: what follows it is a consequence."""

@@ -42,9 +42,9 @@ class Controls:
         self._reply = reply
         self._fixed = _fixed_state(config, info, budget)
 
-    def flush_cache(self, message: FlushCacheRequest) -> None:
-        """No step is in flight if the table is empty."""
-        if not self._table.is_empty:
+    def flush_cache(self, message: FlushCacheRequest, is_paused: bool = False) -> None:
+        """No step is in flight if the table is empty, or the server paused."""
+        if not (self._table.is_empty or (is_paused and not self._table.num_running)):
             error = (
                 "Flush cache failed: there are pending requests "
                 f"(#queue-req: {len(self._table.waiting)}, #running-req: {self._table.num_running})"
@@ -79,12 +79,13 @@ class Controls:
             return str(error)
         return ""
 
-    def internal_state(self, is_idle: bool) -> dict[str, Any]:
+    def internal_state(self, is_idle: bool, is_paused: bool = False) -> dict[str, Any]:
         """``internal_states[0]`` of /server_info, the resolved arguments left out. Made in every step."""
         state: dict[str, Any] = {
             **self._fixed,
             "num_running_reqs": self._table.num_running,
             "num_queue_reqs": len(self._table.waiting),
+            "is_paused": is_paused,
         }
         if self._settings.has_drafter:
             state |= self._settings.figures()

@@ -45,6 +45,17 @@ class FlushCacheRequest(Message, frozen=True):
     request_id: str
 
 
+class PauseRequest(Message, frozen=True):
+    """No step from now on, until ContinueRequest. ``retract``: what runs gives its KV places back first."""
+
+    request_id: str
+    retract: bool = False
+
+
+class ContinueRequest(Message, frozen=True):
+    request_id: str
+
+
 class GetStateRequest(Message, frozen=True):
     request_id: str
 
@@ -84,7 +95,8 @@ class RequestStats(msgspec.Struct, frozen=True, gc=False):
     spec_num_correct_drafts: int = 0
     spec_num_proposed_drafts: int = 0
     spec_correct_drafts_histogram: list[int] = []
-    first_token_ts: float | None = None  # time.time()
+    admitted_ts: float | None = None  # time.time(), as the next
+    first_token_ts: float | None = None
 
 
 class TokenOutput(msgspec.Struct, frozen=True, gc=False):
@@ -142,7 +154,9 @@ class Failed(Message, frozen=True):
     error: str
 
 
-ToScheduler = GenerateRequest | AbortRequest | FlushCacheRequest | SetStateRequest
+ToScheduler = (
+    GenerateRequest | AbortRequest | FlushCacheRequest | SetStateRequest | PauseRequest | ContinueRequest
+)
 ToDetokenizer = TokenBatch
 ToTokenizer = TextBatch | ControlReply | Ready | Failed
 

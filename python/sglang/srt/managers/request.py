@@ -37,6 +37,7 @@ class RequestCounters:
     spec_num_correct_drafts: int = 0
     spec_num_proposed_drafts: int = 0
     spec_correct_drafts_histogram: list[int] = field(default_factory=list)
+    admitted_ts: float | None = None  # the first time
     first_token_ts: float | None = None
 
     def count_speculative(self, num_kept: int, num_correct: int, num_proposed: int) -> None:
@@ -59,7 +60,7 @@ class Request:
         "state", "slot", "prefill_len", "pages", "kv_allocated_len", "cache_handle", "num_cache_pages",
         "duplicate_pages", "match_keys", "num_in_flight", "num_choosing", "kv_len_bound", "ids",
         "kv_committed_len", "counters", "finish", "stop_trim", "num_emitted", "max_ids", "grammar",
-        "reasoning_end", "constraint",
+        "reasoning_end", "constraint", "received_ts",
     )  # fmt: skip
 
     def __init__(
@@ -75,6 +76,7 @@ class Request:
         self.rid = message.rid
         self.params = message.sampling
         self.stream = message.stream
+        self.received_ts = message.received_ts
         self.arrival = arrival  # order of arrival
         self.prompt_len = len(message.input_ids)
         self.max_new_tokens = max_new_tokens  # already within the context
@@ -142,5 +144,6 @@ class Request:
             spec_num_correct_drafts=counters.spec_num_correct_drafts,
             spec_num_proposed_drafts=counters.spec_num_proposed_drafts,
             spec_correct_drafts_histogram=counters.spec_correct_drafts_histogram[:],
+            admitted_ts=counters.admitted_ts,
             first_token_ts=counters.first_token_ts,
         )

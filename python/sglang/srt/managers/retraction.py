@@ -36,7 +36,14 @@ class Retractor:
         if len(running) == 1 and not running[0].duplicate_pages:
             self._finisher.finish(running[0], pool_is_full(running[0], self._budget.token_capacity))
             return
-        victim = min(running, key=_loss)
+        self._retract(min(running, key=_loss))
+
+    def retract_all(self) -> None:
+        """No step is in flight. They come back in the order in which they came."""
+        for request in sorted(self._table.running(), key=lambda r: r.arrival, reverse=True):
+            self._retract(request)
+
+    def _retract(self, victim: Request) -> None:
         self._table.requeue_front(victim)
         victim.counters.num_retractions += 1
         self._stats.retracted(victim.prompt_len, victim.num_outputs)

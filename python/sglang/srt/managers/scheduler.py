@@ -14,15 +14,18 @@ from sglang.srt.constrained.compiling import GrammarCompiler
 from sglang.srt.managers.admission import PrefillPlanner
 from sglang.srt.managers.commit import Committer
 from sglang.srt.managers.control import Controls
+from sglang.srt.managers.deadlines import Deadlines
 from sglang.srt.managers.decode_planner import Blocked, DecodePlanner
 from sglang.srt.managers.finish import BAD_REQUEST, UNAVAILABLE, Finisher, abort_reason
 from sglang.srt.managers.grammars import NO_BACKEND, Grammars
 from sglang.srt.managers.intake import Intake
 from sglang.srt.managers.io_struct import (
     AbortRequest,
+    ContinueRequest,
     ControlReply,
     FlushCacheRequest,
     GenerateRequest,
+    PauseRequest,
     SetStateRequest,
     TokenBatch,
     ToScheduler,
@@ -83,6 +86,7 @@ class Scheduler:
         self._clock = clock
         self._in_flight: LaunchedStep | None = None
         self._last_result_ts: float | None = None  # None: idle since, or a step has been launched since
+        self._is_paused = False
         self._send_reply = reply
         self.cache = cache
         self.pages = PageAllocator(info.num_pages)
@@ -97,6 +101,9 @@ class Scheduler:
         self._outputs = OutputQueue(emit, config.stream_interval)
         self._releaser = Releaser(self._budget, self.slots, cache, has_drafter)
         self._finisher = Finisher(self.table, self._releaser, self._outputs, self._stats)
+        self._deadlines = Deadlines(
+            self.table, self._finisher, config.waiting_timeout_s, config.running_timeout_s
+        )
         self._grammars = Grammars(grammars, self.table, self._finisher)
         stops = StopChecker(eos_ids, decode)
         self._intake = Intake(info, stops)
@@ -116,8 +123,8 @@ class Scheduler:
             self.table, self._budget, self.slots, self.cache, self._finisher, self._config,
             info.spec is not None, info.wants_ids,
         )  # fmt: skip
-        retractor = Retractor(self.table, self._budget, self._releaser, self._finisher, self._stats)
-        decode = DecodePlanner(self.table, self._budget, retractor, self._settings, info.spec)
+        self._retractor = Retractor(self.table, self._budget, self._releaser, self._finisher, self._stats)
+        decode = DecodePlanner(self.table, self._budget, self._retractor, self._settings, info.spec)
         return Planner(self.table, prefill, decode, self._config, self._settings)
 
     # ---- receive -------------------------------------------------------------------------------
@@ -129,6 +136,11 @@ class Scheduler:
             self._abort(message)
         elif isinstance(message, FlushCacheRequest):
             self._flush_cache(message)
+        elif isinstance(message, PauseRequest):
+            self._pause(message)
+        elif isinstance(message, ContinueRequest):
+            self._is_paused = False
+            self._reply(ControlReply(message.request_id, ok=True))
         else:
             assert isinstance(message, SetStateRequest)
             self._set_state(message)
@@ -162,7 +174,15 @@ class Scheduler:
 
     def _flush_cache(self, message: FlushCacheRequest) -> None:
         self._settle()
-        self._controls.flush_cache(message)
+        self._controls.flush_cache(message, self._is_paused)
+
+    def _pause(self, message: PauseRequest) -> None:
+        self._commit_in_flight()
+        self._is_paused = True
+        if message.retract:
+            self._retractor.retract_all()
+        self._report_load()
+        self._reply(ControlReply(message.request_id, ok=True))
 
     def _set_state(self, message: SetStateRequest) -> None:
         self._settle()  # the figures that follow are those of the new state alone
@@ -177,10 +197,12 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return not self.table.is_empty or self._in_flight is not None
+        return not self._is_paused and (not self.table.is_empty or self._in_flight is not None)
 
     def step(self) -> bool:
         """One turn of the loop; False if there was nothing to do."""
+        if self._deadlines.is_set:
+            self._deadlines.expire(self._clock())
         self._grammars.release_ready()
         planned = self._planner.plan(step_in_flight=self._in_flight is not None)
         launched = self._launch(planned) if isinstance(planned, PlannedStep) else None
@@ -210,7 +232,11 @@ class Scheduler:
     def _launch(self, planned: PlannedStep) -> LaunchedStep:
         pending = self._executor.launch(planned.plan)
         since, self._last_result_ts = self._last_result_ts, None
-        return LaunchedStep(planned, pending, None if since is None else self._clock() - since)
+        now = self._clock()
+        for request in planned.prefill_requests:
+            if request.counters.admitted_ts is None:
+                request.counters.admitted_ts = now
+        return LaunchedStep(planned, pending, None if since is None else now - since)
 
     def _supply_masks(self, step: LaunchedStep) -> None:
         """Every step before this one has been committed, so grammars are where its rows begin."""
@@ -244,7 +270,7 @@ class Scheduler:
 
         A new object each time: a reader has the old one or the new one, whole.
         """
-        self._state = self._controls.internal_state(is_idle=not self.has_work)
+        self._state = self._controls.internal_state(not self.has_work, self._is_paused)
 
     def _reply(self, reply: ControlReply) -> None:
         self._publish()

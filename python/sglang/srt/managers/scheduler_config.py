@@ -19,6 +19,8 @@ class SchedulerConfig:
     decode_log_interval: int = 40
     speculative_disable_bs_threshold: Threshold = None
     speculative_bs_schedule: str | None = None  # given: instead of the threshold
+    waiting_timeout_s: float | None = None  # None: however long it takes
+    running_timeout_s: float | None = None
     decode_reserve_tokens: int = 64  # room left for each running request when another is admitted
 
     def __post_init__(self) -> None:

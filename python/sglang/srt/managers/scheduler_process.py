@@ -26,6 +26,7 @@ from sglang.srt.managers.executor_start import start_executor
 from sglang.srt.managers.io_struct import Failed, Ready, TokenBatch, ToScheduler, encode, scheduler_decoder
 from sglang.srt.managers.metrics import MetricsSink, NullSink
 from sglang.srt.managers.mode_args import auto_controller
+from sglang.srt.managers.pulse import Pulse, Watchdog
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.managers.scheduler_config import SchedulerConfig
 from sglang.srt.managers.state_answers import answer_states
@@ -37,6 +38,7 @@ from sglang.srt.model_executor.step_plan import ExecutorInfo
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.speculative.toggle import decide_by_threshold
 from sglang.srt.utils.child_process import end_with_parent, read_config
+from sglang.srt.utils.environment import seconds_from
 from sglang.srt.utils.flags import ServerArgsError
 from sglang.srt.utils.gpu import GPU_DEVICE_FILE
 from sglang.srt.utils.ipc import Receiver, Sender, close_sockets, endpoint
@@ -65,6 +67,8 @@ def scheduler_config(args: ServerArgs, info: ExecutorInfo) -> SchedulerConfig:
         disable_overlap=args.disable_overlap_schedule,
         stream_interval=args.stream_interval,
         decode_log_interval=args.decode_log_interval,
+        waiting_timeout_s=seconds_from("SGLANG_REQ_WAITING_TIMEOUT"),
+        running_timeout_s=seconds_from("SGLANG_REQ_RUNNING_TIMEOUT"),
         speculative_disable_bs_threshold=args.speculative_disable_bs_threshold,
         speculative_bs_schedule=args.speculative_bs_schedule,
     )
@@ -131,14 +135,16 @@ def ready_info(info: ExecutorInfo) -> dict[str, int]:
     }
 
 
-def run(scheduler: Scheduler, receiver: Receiver[ToScheduler]) -> None:
+def run(scheduler: Scheduler, receiver: Receiver[ToScheduler], pulse: Pulse) -> None:
     while True:
         if not scheduler.has_work:
             receiver.wait(None)
+        pulse.begin()
         for message in receiver.receive_all():
             scheduler.receive(message)
         if scheduler.has_work:
             scheduler.step()
+        pulse.end()
 
 
 def serve(config: SchedulerProcessConfig, folder: Path, reply: Sender) -> None:
@@ -148,10 +154,17 @@ def serve(config: SchedulerProcessConfig, folder: Path, reply: Sender) -> None:
     scheduler = build_scheduler(config.args, executor, to_detokenizer, reply)
     gc.collect()
     gc.freeze()  # what the start made stays: no collection between two steps needs to look at it
-    answer_states(folder, lambda: scheduler.state)
+    pulse = Pulse()
+    Watchdog(
+        pulse,
+        config.args.watchdog_timeout or None,
+        config.args.soft_watchdog_timeout,
+        lambda error: _end_with(error, folder),
+    ).start()
+    answer_states(folder, lambda: {**scheduler.state, **pulse.figures()})
     to_detokenizer.send(TokenBatch([]))  # opens the way: the detokenizer reports that it has come
     reply.send(Ready(NAME, dict(ready_info(executor.info))))
-    run(scheduler, receiver)
+    run(scheduler, receiver, pulse)
 
 
 def _end_with(error: str, folder: Path) -> None:

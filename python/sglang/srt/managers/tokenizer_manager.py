@@ -17,11 +17,13 @@ from typing import Any
 
 from sglang.srt.managers.io_struct import (
     AbortRequest,
+    ContinueRequest,
     ControlReply,
     FinishReason,
     FlushCacheRequest,
     GenerateRequest,
     GetStateRequest,
+    PauseRequest,
     SetStateRequest,
     TextBatch,
     TextOutput,
@@ -62,6 +64,8 @@ class TokenizerManager:
         self.last_output_ts = 0.0
         self._send = send
         self._metrics = metrics
+        self._resumed = asyncio.Event()
+        self._resumed.set()
         self._seeds = random.Random(random_seed)
         self._samples: dict[str, Sample] = {}
         self._replies: dict[str, asyncio.Future[ControlReply]] = {}
@@ -76,6 +80,7 @@ class TokenizerManager:
         """
         self._refuse_if_closing()
         prompts = [await self._tokenize(request) for request in requests]
+        await self._resumed.wait()
         self._refuse_if_closing()
         group = Group()
         new: list[tuple[Sample, SamplingParams]] = []
@@ -210,6 +215,24 @@ class TokenizerManager:
             raise RequestError(reply.error, status_code=503)
         return reply.body
 
+    @property
+    def is_paused(self) -> bool:
+        return not self._resumed.is_set()
+
+    async def pause(self, mode: str) -> None:
+        """What comes from now on waits for ``resume``. What runs: ``abort`` ends it, ``retract`` takes its
+        KV places, ``in_place`` leaves it as it is.
+        """
+        self._refuse_if_closing()
+        self._resumed.clear()
+        if mode == "abort":
+            self.abort_all("aborted by /pause_generation")
+        await self._ask(lambda request_id: PauseRequest(request_id, mode == "retract"))
+
+    async def resume(self) -> None:
+        await self._ask(lambda request_id: ContinueRequest(request_id))
+        self._resumed.set()
+
     async def set_state(self, server_args: dict[str, Any]) -> ControlReply:
         try:
             return await self._ask(lambda request_id: SetStateRequest(request_id, server_args))
@@ -222,7 +245,10 @@ class TokenizerManager:
         reply: asyncio.Future[ControlReply] = asyncio.get_running_loop().create_future()
         self._send(message(request_id))
         self._replies[request_id] = reply
-        return await reply
+        try:
+            return await reply
+        finally:
+            self._replies.pop(request_id, None)  # there still if the wait was given up
 
     # ---- answers
 
@@ -250,6 +276,7 @@ class TokenizerManager:
     def fail(self, message: str, status_code: int = 500) -> None:
         """Answer everything that waits with an error, and refuse what comes from now on."""
         self.failure = message
+        self._resumed.set()
         kind = "InternalServerError" if status_code == 500 else "ServiceUnavailableError"
         finish = FinishReason("abort", message=message, status_code=status_code, err_type=kind)
         samples, self._samples = self._samples, {}

@@ -113,7 +113,7 @@ _HINTS: Final[dict[str, tuple[str, ...]]] = {
         "debug-tensor-dump-output-folder", "file-storage-path",
         "triton-attention-num-kv-splits",
         "flashinfer-mla-disable-ragged", "enable-deterministic-inference", "enable-memory-saver",
-        "cpu-offload-gb", "watchdog-timeout", "soft-watchdog-timeout", "sleep-on-idle", "disaggregation-mode",
+        "cpu-offload-gb", "sleep-on-idle", "disaggregation-mode",
         "disaggregation-transfer-backend", "disaggregation-bootstrap-port", "log-requests",
         "log-requests-level", "enable-metrics-for-all-schedulers", "bucket-time-to-first-token",
         "bucket-inter-token-latency", "bucket-e2e-request-latency", "prompt-tokens-buckets",
