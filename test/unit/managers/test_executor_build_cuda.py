@@ -38,6 +38,7 @@ from sglang.srt.model_executor.measure_costs import (
     measure_costs,
 )
 from sglang.srt.model_executor.memory import BYTES_A_GRAPH, OutOfMemoryError
+from sglang.srt.model_executor.split_graphs import SplitGraphs
 from sglang.srt.model_executor.step_plan import ExecutorInfo, GraphSet, SpecShape, StepPlan
 
 CPU = torch.device("cpu")
@@ -112,7 +113,7 @@ def test_what_is_built_puts_out_what_a_cpu_does(
 ) -> None:
     gc.collect()  # pools that earlier tests left
     before = sum(type(found) is MHAKVPool for found in gc.get_objects())
-    executor, graphs = built(arguments(shape))
+    executor, graphs = built(arguments(shape, masked_steps=True))
     assert fake_device == [before], "the trial's pools are gone when the rest is measured"
     spec = SpecShape(*shape) if shape else None
     assert executor.info.num_pages == 6 * -(-max_positions(200, spec) // 4)
@@ -126,6 +127,9 @@ def test_what_is_built_puts_out_what_a_cpu_does(
         texts.append([request.output[:14] for request in requests])
     assert texts[0] == texts[1]
     assert executor.worker._decode_steps is not None and executor.worker._decode_steps._graphs is not None
+    split = executor.worker._decode_steps._split
+    assert isinstance(split, SplitGraphs)
+    assert split.sizes.by_draft_len == {g.draft_len: (1, 2, 4, 6) for g in graphs}
 
 
 @pytest.mark.parametrize("shape", [(3, 1, 4), (2, 3, 6)])

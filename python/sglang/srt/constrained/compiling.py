@@ -12,7 +12,14 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Final
 
-from sglang.srt.constrained.grammar import CompiledGrammar, GrammarBackend, GrammarError, GrammarSpec
+from sglang.srt.constrained.grammar import (
+    CompiledGrammar,
+    GrammarBackend,
+    GrammarError,
+    GrammarKind,
+    GrammarSpec,
+    check_json,
+)
 from sglang.srt.constrained.vocabulary import Vocabulary
 
 TIME_LIMIT_S: Final = 60.0
@@ -108,7 +115,10 @@ class GrammarCompiler:
 
     def _run(self, compilation: Compilation) -> None:
         try:
-            compiled = self._get_backend()[0].compile(compilation.spec)
+            backend = self._get_backend()[0]
+            if compilation.spec.kind in (GrammarKind.JSON, GrammarKind.STRUCTURAL_TAG):
+                check_json(compilation.spec)
+            compiled = backend.compile(compilation.spec)
             if compilation.error is None:  # else it is too late
                 compilation.compiled = compiled
         except GrammarError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol
@@ -13,6 +14,9 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 
 Masks = npt.NDArray[np.int32]
 """[N, words]: bit ``t % 32`` of word ``t // 32`` of a row says whether token ``t`` may be chosen."""
+
+MOST_NESTED: Final = 100
+"""Levels of a JSON schema's text."""
 
 ANYTHING: Final = -1
 """A word of a mask that forbids nothing."""
@@ -95,6 +99,28 @@ class GrammarBackend(Protocol):
             GrammarError: the grammar is wrong, or has a part that this backend does not know.
         """
         ...
+
+
+def check_json(spec: GrammarSpec) -> None:
+    """Compilers take the cube of the nesting's depth.
+
+    Raises:
+        GrammarError: the grammar's text is no JSON, or is nested too deeply.
+    """
+    too_deep = f"the {spec.kind.value} is nested deeper than {MOST_NESTED} levels: simplify it"
+    try:
+        whole = json.loads(spec.text)
+    except RecursionError as error:
+        raise GrammarError(too_deep) from error
+    except ValueError as error:
+        raise GrammarError(f"the {spec.kind.value} can't be used: it is no JSON ({error})") from error
+    level = [whole]
+    for _ in range(MOST_NESTED + 1):
+        level = [value for value in level if isinstance(value, dict | list)]
+        if not level:
+            return
+        level = [inner for value in level for inner in (value.values() if isinstance(value, dict) else value)]
+    raise GrammarError(too_deep)
 
 
 def allow(mask: Masks, token: int) -> None:
