@@ -66,3 +66,7 @@ def test_a_file_that_is_not_there() -> None:
         ServerArgs.from_command_line(["--config=nowhere.yaml"])
     with pytest.raises(ServerArgsError, match="--config"):
         ServerArgs.from_command_line(["--config"])
+
+
+def test_no_file() -> None:
+    assert ServerArgs.from_command_line([]) == ServerArgs()

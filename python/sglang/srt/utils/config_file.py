@@ -17,7 +17,7 @@ _OPTION: Final = "--config"
 def config_file(argv: Sequence[str]) -> str | None:
     """The file that a command line names; the last one, as for every flag."""
     found = None
-    for word, following in zip(argv, [*argv[1:], None], strict=True):
+    for word, following in zip(argv, [*argv[1:], None], strict=False):
         if word == _OPTION:
             found = following
         elif word.startswith(f"{_OPTION}="):
