@@ -32,6 +32,12 @@ INSTALL_REQUIRES = [
     "xgrammar>=0.2.9,<0.3",
 ]
 
+TRACE = [
+    "opentelemetry-exporter-otlp-proto-grpc>=1.30,<2",
+    "opentelemetry-exporter-otlp-proto-http>=1.30,<2",
+    "opentelemetry-sdk>=1.30,<2",
+]
+
 BENCH = ["aiohttp>=3.12,<4", "httpx>=0.28,<1", "matplotlib>=3.9,<4", "rich>=13,<16"]
 
 EXTRAS_REQUIRE = {
@@ -42,8 +48,10 @@ EXTRAS_REQUIRE = {
         "triton>=3.6; sys_platform == 'linux'",
     ],
     "ray": ["ray>=2.50,<3"],
+    "trace": TRACE,
     "bench": BENCH,
     "test": BENCH
+    + TRACE
     + [
         "accelerate>=1.10,<2",
         "compressed-tensors>=0.12,<1",

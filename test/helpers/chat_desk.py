@@ -18,7 +18,7 @@ from sglang.srt.entrypoints.context import ServerContext
 from sglang.srt.entrypoints.http_server import build_app
 from sglang.srt.managers.chat_templates import load_chat_template
 from sglang.srt.managers.io_struct import FinishReason, GenerateRequest, RequestStats, TextBatch, TextOutput
-from sglang.srt.managers.text_metrics import NoTextMetrics
+from sglang.srt.managers.text_observers import Observers
 from sglang.srt.managers.tokenizer_manager import Limits, TokenizerManager
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.utils.text_tokenizer import TextTokenizer
@@ -40,7 +40,7 @@ class ChatDesk:
         self.finish = FinishReason("stop", matched=7)
         self.sent: list[GenerateRequest] = []
         self._manager = TokenizerManager(
-            self.tokenizer, Limits(4096, 9999, self.tokenizer.vocab_size), self._take, NoTextMetrics(), 1
+            self.tokenizer, Limits(4096, 9999, self.tokenizer.vocab_size), self._take, Observers(), 1
         )
         context = ServerContext(
             args=ServerArgs(served_model_name="m", **args),

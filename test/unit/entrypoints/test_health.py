@@ -22,7 +22,7 @@ from sglang.srt.managers.io_struct import (
     TextBatch,
     TextOutput,
 )
-from sglang.srt.managers.text_metrics import NoTextMetrics
+from sglang.srt.managers.text_observers import Observers
 from sglang.srt.managers.text_request import RequestError, TextRequest
 from sglang.srt.managers.tokenizer_manager import Limits, TokenizerManager
 from sglang.srt.sampling.sampling_params import SamplingParams
@@ -34,7 +34,7 @@ class Engine:
 
     def __init__(self, folder: Path) -> None:
         tokenizer = TextTokenizer.from_folder(write_byte_tokenizer(folder))
-        self.manager = TokenizerManager(tokenizer, Limits(32, 1000, 256), self.take, NoTextMetrics(), 1)
+        self.manager = TokenizerManager(tokenizer, Limits(32, 1000, 256), self.take, Observers(), 1)
         self.answers_states = True
         self.generates = True
         self.turns_go_on = True

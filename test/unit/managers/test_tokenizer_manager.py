@@ -23,7 +23,7 @@ from sglang.srt.managers.io_struct import (
     TextOutput,
     encode,
 )
-from sglang.srt.managers.text_metrics import NoTextMetrics
+from sglang.srt.managers.text_observers import Observers
 from sglang.srt.managers.text_request import RequestError, TextRequest
 from sglang.srt.managers.tokenizer_manager import Limits, TokenizerManager, sample_seed
 from sglang.srt.sampling.sampling_params import SamplingParams
@@ -38,7 +38,7 @@ class Desk:
     def __init__(self, folder: Path, limits: Limits = LIMITS, seed: int | None = None) -> None:
         self.sent: list[Any] = []
         tokenizer = TextTokenizer.from_folder(write_byte_tokenizer(folder))
-        self.manager = TokenizerManager(tokenizer, limits, self.sent.append, NoTextMetrics(), seed)
+        self.manager = TokenizerManager(tokenizer, limits, self.sent.append, Observers(), seed)
 
     def answer(self, rid: str, text: str, finish: FinishReason | None = None) -> None:
         ids = list(text.encode())
@@ -209,7 +209,7 @@ def test_control_messages_get_their_own_answers(desk: Desk) -> None:
 @pytest.mark.parametrize("value", [2**64, "\ud800", object(), [10**30]])
 def test_a_state_that_no_message_can_hold_is_the_clients_fault(tmp_path: Path, value: object) -> None:
     tokenizer = TextTokenizer.from_folder(write_byte_tokenizer(tmp_path))
-    manager = TokenizerManager(tokenizer, LIMITS, lambda m: [encode(m)].clear(), NoTextMetrics(), None)
+    manager = TokenizerManager(tokenizer, LIMITS, lambda m: [encode(m)].clear(), Observers(), None)
     with pytest.raises(RequestError, match="can't be sent") as caught:
         run(manager.set_state({"x": value}))
     assert caught.value.status_code == 400

@@ -56,8 +56,7 @@ TEXT_MODULES = (
     "detokenizer_manager",
     "incremental_decoder",
     "templates",
-    "text_request",
-    "text_metrics",
+    "managers.text_",
 )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from sglang.srt.utils.flags import ServerArgsError, flag
@@ -40,6 +42,44 @@ class OperationsArgs:
     soft_watchdog_timeout: float | None = flag(
         None, float, "faults", "seconds after which such a step is logged, with the stack of every thread"
     )
+    crash_dump_folder: str | None = flag(
+        None,
+        str,
+        "faults",
+        "folder for a JSON file, written when the server fails, of the requests that run and of those that"
+        " ended in the five minutes before; it holds their texts",
+    )
+    log_requests: bool = flag(
+        False, bool, "observability", "log every request as it comes and as it ends (--log-requests-level)"
+    )
+    log_requests_level: int = flag(
+        2,
+        int,
+        "observability",
+        "0: figures; 1: sampling parameters too; 2: the first 2048 characters of prompt and answer too;"
+        " 3: all of both",
+    )
+    enable_request_time_stats_logging: bool = flag(
+        False, bool, "observability", "log how long each request waited and ran"
+    )
+    export_metrics_to_file: bool = flag(
+        False, bool, "observability", "write a JSON line for every request (no texts), a file an hour"
+    )
+    export_metrics_to_file_dir: str | None = flag(
+        None, str, "observability", "folder of these files; needed by --export-metrics-to-file"
+    )
+    enable_trace: bool = flag(
+        False,
+        bool,
+        "observability",
+        "OpenTelemetry: a span for every request, below the client's where it sends a traceparent header",
+    )
+    otlp_traces_endpoint: str = flag(
+        "localhost:4317",
+        str,
+        "observability",
+        "who collects the spans: HOST:PORT (gRPC) or http://HOST:4318/v1/traces",
+    )
     log_level_http: str | None = flag(
         None,
         str,
@@ -69,6 +109,7 @@ def check_operations(args: OperationsArgs) -> None:
     soft = args.soft_watchdog_timeout
     if soft is not None and not soft > 0:
         raise ServerArgsError(f"--soft-watchdog-timeout must be above 0, got {soft}")
+    check_observability(args)
     path = args.fastapi_root_path
     if path is not None and (not path.startswith("/") or path.endswith("/")):
         raise ServerArgsError(f"--fastapi-root-path must begin with / and not end with one, got {path}")
@@ -81,3 +122,29 @@ def check_operations(args: OperationsArgs) -> None:
                 f"--{name.replace('_', '-')} must be printable ASCII without blanks at its ends:"
                 " clients send it in a header"
             )
+
+
+_TRACE_PACKAGES: Final = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto")
+
+
+def check_observability(args: OperationsArgs) -> None:
+    """
+    Raises:
+        ServerArgsError: a value that can't be, or something that is not installed.
+    """
+    if not 0 <= args.log_requests_level <= 3:
+        raise ServerArgsError(f"--log-requests-level must be from 0 to 3, got {args.log_requests_level}")
+    folder = args.export_metrics_to_file_dir
+    if args.export_metrics_to_file != (folder is not None):
+        raise ServerArgsError("--export-metrics-to-file and --export-metrics-to-file-dir need each other")
+    if folder is not None and not Path(folder).is_dir():
+        raise ServerArgsError(f"--export-metrics-to-file-dir {folder} is not a folder")
+    if args.enable_trace and not all(_is_installed(name) for name in _TRACE_PACKAGES):
+        raise ServerArgsError("--enable-trace needs packages: pip install 'sglang-toggle[trace]'")
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of a package above it
+        return False

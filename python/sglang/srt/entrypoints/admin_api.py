@@ -1,4 +1,6 @@
-"""POST /pause_generation and /continue_generation: a server that stands still, and goes on."""
+"""POST /pause_generation, /continue_generation (a server that stands still, and goes on) and
+/configure_logging.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,13 @@ from starlette.responses import JSONResponse, Response
 
 from sglang.srt.entrypoints.answering import error_response, native_error, read_json
 from sglang.srt.managers.text_request import RequestError
+from sglang.srt.managers.text_request_log import LEVELS, RequestLog
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
 _PAUSE_MODES: Final = ("abort", "retract", "in_place")
 
 
-def admin_router(manager: TokenizerManager) -> APIRouter:
+def admin_router(manager: TokenizerManager, request_log: RequestLog) -> APIRouter:
     router = APIRouter()
 
     @router.post("/pause_generation")
@@ -39,7 +42,33 @@ def admin_router(manager: TokenizerManager) -> APIRouter:
             return error_response(error, native_error)
         return JSONResponse({"message": "Generation continued successfully.", "status": "ok"})
 
+    @router.post("/configure_logging")
+    async def configure_logging(request: Request) -> Response:
+        try:
+            return JSONResponse(change_logging(request_log, await read_optional(request)))
+        except RequestError as error:
+            return error_response(error, native_error)
+
     return router
+
+
+def change_logging(log: RequestLog, body: dict[str, Any]) -> dict[str, Any]:
+    """
+    Raises:
+        RequestError: a field that is unknown or of the wrong type; nothing has changed.
+    """
+    enabled, level = body.get("log_requests", log.enabled), body.get("log_requests_level", log.level)
+    unknown = sorted(set(body) - {"log_requests", "log_requests_level"})
+    if unknown:
+        raise RequestError(
+            f"{', '.join(unknown)} can't be changed here: give log_requests or log_requests_level"
+        )
+    if not isinstance(enabled, bool):
+        raise RequestError(f"log_requests must be true or false, got {enabled!r}")
+    if type(level) is not int or level not in LEVELS:
+        raise RequestError(f"log_requests_level must be 0, 1, 2 or 3; got {level!r}")
+    log.enabled, log.level = enabled, level
+    return {"log_requests": enabled, "log_requests_level": level}
 
 
 async def read_optional(request: Request) -> dict[str, Any]:

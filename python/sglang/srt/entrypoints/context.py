@@ -9,6 +9,7 @@ from typing import Any
 
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.managers.chat_templates import ChatTemplate
+from sglang.srt.managers.text_request_log import RequestLog
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.server_args import ServerArgs
 from sglang.version import __version__
@@ -23,6 +24,7 @@ class ServerContext:
     launch_command: str
     started_ts: float
     startup_time_s: float
+    request_log: RequestLog = field(default_factory=lambda: RequestLog(enabled=False, level=2))
     created_ts: int = field(default_factory=lambda: int(time.time()))
 
     @property

@@ -73,6 +73,7 @@ class Engine:
             launch_command="sglang.Engine",
             started_ts=self._runtime.started_ts,
             startup_time_s=self._runtime.startup_time_s,
+            request_log=self._runtime.watching.request_log,
         )
 
     # ---- generation

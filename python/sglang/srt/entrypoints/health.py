@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from typing import Any, Final
 
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from sglang.srt.managers.text_observers import HEALTH_RID
 from sglang.srt.managers.text_request import RequestError, TextRequest
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.sampling.sampling_params import SamplingParams
@@ -79,7 +81,8 @@ def health_router(manager: TokenizerManager, watchdog_s: float) -> APIRouter:
 async def generates(manager: TokenizerManager, timeout_s: float) -> bool:
     """Whether a token comes out: of a request of its own, or, on a busy server, of any other."""
     asked_ts = time.time()
-    probe = TextRequest([0], SamplingParams(max_new_tokens=1, temperature=0.0), log_metrics=False)
+    rid = f"{HEALTH_RID}_{uuid.uuid4().hex}"
+    probe = TextRequest([0], SamplingParams(max_new_tokens=1, temperature=0.0), rid, log_metrics=False)
     try:
         group = await manager.submit([probe])
     except RequestError:

@@ -52,7 +52,7 @@ def build_app(context: ServerContext) -> ASGIApp:
     # No schema: bodies are read by hand.
     app = FastAPI(title="SGLang-compatible server", openapi_url=None)
     app.include_router(native_router(context))
-    app.include_router(admin_router(context.manager))
+    app.include_router(admin_router(context.manager, context.request_log))
     app.include_router(health_router(context.manager, args.watchdog_timeout))
     app.include_router(openai_router(context))
     app.include_router(parse_router())
@@ -65,6 +65,10 @@ def build_app(context: ServerContext) -> ASGIApp:
 
         app.include_router(metrics_router(folder))
         app.add_middleware(RequestCountMiddleware)
+    if args.enable_trace:
+        from sglang.srt.entrypoints.trace_middleware import TraceMiddleware
+
+        app.add_middleware(TraceMiddleware)
     if args.api_key is not None or args.admin_api_key is not None:
         app.add_middleware(ApiKeyMiddleware, keys=Keys(args.api_key, args.admin_api_key))
     app.add_middleware(LimitsMiddleware, max_body_mb=args.max_request_body_mb)
@@ -195,6 +199,7 @@ async def _serve(
         launch_command=launch_command,
         started_ts=runtime.started_ts,
         startup_time_s=runtime.startup_time_s,
+        request_log=runtime.watching.request_log,
     )
     server = _Server(_uvicorn_config(build_app(context), runtime.args.log_level_http))
 

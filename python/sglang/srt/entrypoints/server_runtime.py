@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from sglang.srt.entrypoints.prepare import Prepared, StartError
+from sglang.srt.entrypoints.watching import Watching, make_watching
 from sglang.srt.managers.io_struct import (
     ControlReply,
     Failed,
@@ -25,7 +26,6 @@ from sglang.srt.managers.io_struct import (
     tokenizer_decoder,
 )
 from sglang.srt.managers.state_answers import state_endpoint
-from sglang.srt.managers.text_metrics import NoTextMetrics, PrometheusTextMetrics, TextMetrics
 from sglang.srt.managers.text_request import RequestError
 from sglang.srt.managers.tokenizer_manager import Limits, TokenizerManager
 from sglang.srt.utils.child_process import Child, describe_exit, start_child, stop_children
@@ -60,7 +60,8 @@ class ServerRuntime:
         self._failure = ""
         self._closed = False
         self._tasks: list[asyncio.Task[None]] = []
-        self._metrics = self._prepare_metrics()
+        self._prepare_metrics()
+        self.watching: Watching = make_watching(self.args)
         self._receiver: Receiver[ToTokenizer] = Receiver(
             endpoint(self._folder, "tokenizer"), tokenizer_decoder.decode
         )
@@ -93,6 +94,7 @@ class ServerRuntime:
         if self.manager is not None and self.manager.failure is None:
             self.manager.fail("the server is shutting down", status_code=503)
         self._close_processes()
+        self.watching.close()
         self._receiver.close()
         self._sender.close()
         self._state_sender.close()
@@ -108,15 +110,13 @@ class ServerRuntime:
 
     # ---- start
 
-    def _prepare_metrics(self) -> TextMetrics:
+    def _prepare_metrics(self) -> None:
         if not self.args.enable_metrics:
-            return NoTextMetrics()
+            return
         folder = self._folder / "metrics"
         folder.mkdir()
         # Before prometheus_client is imported by this process or by a child, which inherits it.
         os.environ[METRICS_VARIABLE] = str(folder)
-        assert self.args.served_model_name is not None
-        return PrometheusTextMetrics(self.args.served_model_name)
 
     async def _start(self) -> None:
         self._loop.add_reader(self._receiver.file_descriptor, self._receive)
@@ -131,7 +131,7 @@ class ServerRuntime:
                 raise StartError(self._failure)
         limits = Limits(**self._ready[_SCHEDULER])
         self.manager = TokenizerManager(
-            self._prepared.tokenizer, limits, self._send, self._metrics, self.args.random_seed
+            self._prepared.tokenizer, limits, self._send, self.watching.observers, self.args.random_seed
         )
         reply = await self.manager.flush_cache()  # an answer: the way to the scheduler is open too
         if not reply.ok:
@@ -211,7 +211,9 @@ class ServerRuntime:
         self._failure = message
         if self.manager is not None:
             logger.error("%s; the server stops", message)
+            content = self.watching.crash_content(message, self.args)
             self.manager.fail(message)
+            self.watching.write_crash(content)
         self._news.set()
         self.failed.set()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import Final
 
 from sglang.srt.managers.io_struct import TextOutput
 from sglang.srt.managers.text_request import Sample
@@ -13,17 +13,6 @@ _BETWEEN: Final = (
     0.002, 0.004, 0.006, 0.008, 0.010, 0.015, 0.020, 0.025, 0.030, 0.035, 0.040, 0.060, 0.080, 0.1, 0.2, 0.4,
     0.6, 0.8, 1, 2, 4, 6, 8,
 )  # fmt: skip
-
-
-class TextMetrics(Protocol):
-    def output(self, sample: Sample, output: TextOutput, now: float) -> None:
-        """News of a sample, before they are added to it."""
-        ...
-
-
-class NoTextMetrics:
-    def output(self, sample: Sample, output: TextOutput, now: float) -> None:
-        return None
 
 
 class PrometheusTextMetrics:
@@ -48,6 +37,12 @@ class PrometheusTextMetrics:
         self._between = histogram("inter_token_latency_seconds", "Between two tokens.", _BETWEEN)
         self._per_token = histogram("request_time_per_output_token_seconds", "Mean per request.", _BETWEEN)
         self._whole = histogram("e2e_request_latency_seconds", "Request to last token.", _END_TO_END)
+
+    def received(self, sample: Sample) -> None:
+        return None
+
+    def ended(self, sample: Sample) -> None:
+        return None
 
     def output(self, sample: Sample, output: TextOutput, now: float) -> None:
         if not sample.request.log_metrics:

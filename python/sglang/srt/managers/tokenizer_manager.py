@@ -29,7 +29,7 @@ from sglang.srt.managers.io_struct import (
     TextOutput,
     ToScheduler,
 )
-from sglang.srt.managers.text_metrics import TextMetrics
+from sglang.srt.managers.text_observers import TextObserver
 from sglang.srt.managers.text_request import Group, RequestError, Sample, TextRequest
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.utils.text_tokenizer import TextTokenizer
@@ -54,7 +54,7 @@ class TokenizerManager:
         tokenizer: TextTokenizer,
         limits: Limits,
         send: Callable[[ToScheduler | GetStateRequest], None],
-        metrics: TextMetrics,
+        observer: TextObserver,
         random_seed: int | None,
     ) -> None:
         self.tokenizer = tokenizer
@@ -63,7 +63,7 @@ class TokenizerManager:
         self.closing: str | None = None  # set when it takes no more requests, and ends those it has
         self.last_output_ts = 0.0
         self._send = send
-        self._metrics = metrics
+        self._observer = observer
         self._resumed = asyncio.Event()
         self._resumed.set()
         self._seeds = random.Random(random_seed)
@@ -90,6 +90,7 @@ class TokenizerManager:
         for sample, sampling in new:
             self._samples[sample.rid] = sample
             group.samples.append(sample)
+            self._observer.received(sample)
             asked = sample.request
             self._send(
                 GenerateRequest(
@@ -266,12 +267,14 @@ class TokenizerManager:
         sample = self._samples.get(output.rid)
         if sample is None:
             return  # it has been failed with the server; nobody waits for it
-        self._metrics.output(sample, output, now)
+        self._observer.output(sample, output, now)
         if output.new_ids:
             sample.last_output_ts = now
         if output.finish is not None:
             del self._samples[output.rid]
         sample.update(output, now)
+        if output.finish is not None:
+            self._observer.ended(sample)
 
     def fail(self, message: str, status_code: int = 500) -> None:
         """Answer everything that waits with an error, and refuse what comes from now on."""
@@ -282,6 +285,7 @@ class TokenizerManager:
         samples, self._samples = self._samples, {}
         for sample in samples.values():
             sample.end(finish, time.time())
+            self._observer.ended(sample)
         replies, self._replies = self._replies, {}
         for request_id, reply in replies.items():
             if not reply.done():
