@@ -13,6 +13,7 @@ from helpers.scheduler_harness import SchedulerHarness
 from prometheus_client import CollectorRegistry, generate_latest
 
 from sglang.srt.entrypoints.metrics_endpoint import metrics_router
+from sglang.srt.managers.io_struct import ContinueRequest, PauseRequest
 from sglang.srt.managers.metrics import DecodeReport, IntervalReport
 from sglang.srt.managers.prometheus_sink import PrometheusSink, SinkLabels
 from sglang.srt.managers.stats import Acceptance
@@ -22,6 +23,7 @@ LABELS = {"model_name": "m", "engine_type": "unified", "tp_rank": "0", "pp_rank"
 
 
 CHAIN = SpecShape(3)
+REALTIME = ("prefill_compute", "prefill_cache", "decode")
 
 
 def make(spec: SpecShape | None = CHAIN, **kwargs: object) -> tuple[SchedulerHarness, CollectorRegistry]:
@@ -62,6 +64,29 @@ def test_a_served_request_shows_in_the_metrics() -> None:
     assert value(registry, "num_aborted_requests_total") == 0
     harness.send([], max_new_tokens=1)
     assert value(registry, "num_aborted_requests_total") == 1
+
+
+def test_tokens_as_they_are_made_and_a_pause() -> None:
+    sink_labels = {"zone": "a"}
+    registry = CollectorRegistry()
+    sink = PrometheusSink(SinkLabels(model_name="m"), registry, sink_labels)
+    harness = SchedulerHarness(metrics=sink)
+    for _ in range(2):
+        harness.send([1, 2, 3, 4, 5], max_new_tokens=6)
+        harness.run()
+    made = {mode: value(registry, "realtime_tokens_total", mode=mode, **sink_labels) for mode in REALTIME}
+    assert made == {"prefill_compute": 5 + 1, "prefill_cache": 4, "decode": 2 * 5}
+    harness.send([1], max_new_tokens=6)
+    harness.step()
+    assert value(registry, "num_paused_reqs", **sink_labels) == 0
+    harness.scheduler.receive(PauseRequest("p"))
+    assert value(registry, "num_paused_reqs", **sink_labels) == 1
+    assert value(registry, "kv_used_tokens", **sink_labels) == value(
+        registry, "num_used_tokens", **sink_labels
+    )
+    harness.scheduler.receive(ContinueRequest("c"))
+    assert value(registry, "num_paused_reqs", **sink_labels) == 0
+    harness.run()
 
 
 def test_switches_and_an_interval_without_speculation() -> None:
@@ -127,6 +152,12 @@ def test_steps_that_no_graph_covers_are_counted(caplog: pytest.LogCaptureFixture
     uncovered = sum(len(plan.decode_slots) == 3 for plan in harness.executor.plans)
     assert state["cuda_graph_eager_steps"] == value(registry, "cuda_graph_eager_steps_total") == uncovered
     assert uncovered >= 4
+    assert value(registry, "cuda_graph_passes_total", mode="decode_none") == uncovered
+    passes = value(registry, "cuda_graph_passes_total", mode="decode_cuda_graph")
+    assert passes == sum(bool(plan.decode_slots) for plan in harness.executor.plans) - uncovered
+    assert value(registry, "is_cuda_graph") == float(len(harness.executor.plans[-1].decode_slots) < 3)
+    assert value(registry, "graph_memory_usage_gb", phase="plain") == 3
+    assert value(registry, "graph_memory_usage_gb", phase="spec_3") == 1
     assert any("cuda graph: False, gen throughput" in r.getMessage() for r in caplog.records)
     assert state["cuda_graphs"] == {
         "plain": {"draft_len": 0, "sizes": [1, 2], "seconds": 0.5, "bytes": 3 << 30},

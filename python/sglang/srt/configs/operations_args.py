@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from sglang.srt.utils.flags import ServerArgsError, flag
+from sglang.srt.configs.metrics_args import check_borders, parse_labels, token_borders
+from sglang.srt.utils.flags import ServerArgsError, flag, option_name
 
 LOG_LEVELS: Final = ("debug", "info", "warning", "error", "critical")
 
@@ -67,6 +68,32 @@ class OperationsArgs:
     )
     export_metrics_to_file_dir: str | None = flag(
         None, str, "observability", "folder of these files; needed by --export-metrics-to-file"
+    )
+    bucket_time_to_first_token: tuple[float, ...] | None = flag(
+        None, float, "observability", "borders of this histogram in seconds (default: SGLang's)", many=True
+    )
+    bucket_inter_token_latency: tuple[float, ...] | None = flag(
+        None, float, "observability", "borders of this histogram in seconds (default: SGLang's)", many=True
+    )
+    bucket_e2e_request_latency: tuple[float, ...] | None = flag(
+        None, float, "observability", "borders of this histogram in seconds (default: SGLang's)", many=True
+    )
+    collect_tokens_histogram: bool = flag(
+        False, bool, "observability", "histograms of the tokens of prompts and answers"
+    )
+    prompt_tokens_buckets: tuple[str, ...] | None = flag(
+        None,
+        str,
+        "observability",
+        "borders of the prompts' histogram: default; custom 100 200 …; or tse MIDDLE BASE COUNT, which lie at"
+        " distances of BASE, its square, … on both sides of MIDDLE",
+        many=True,
+    )
+    generation_tokens_buckets: tuple[str, ...] | None = flag(
+        None, str, "observability", "as --prompt-tokens-buckets, of the answers", many=True
+    )
+    extra_metric_labels: str | None = flag(
+        None, str, "observability", 'labels of every metric of requests and steps, as JSON: {"zone": "a"}'
     )
     enable_trace: bool = flag(
         False,
@@ -139,6 +166,14 @@ def check_observability(args: OperationsArgs) -> None:
         raise ServerArgsError("--export-metrics-to-file and --export-metrics-to-file-dir need each other")
     if folder is not None and not Path(folder).is_dir():
         raise ServerArgsError(f"--export-metrics-to-file-dir {folder} is not a folder")
+    for name in ("bucket_time_to_first_token", "bucket_inter_token_latency", "bucket_e2e_request_latency"):
+        check_borders(option_name(name), getattr(args, name))
+    token_borders("--prompt-tokens-buckets", args.prompt_tokens_buckets)
+    token_borders("--generation-tokens-buckets", args.generation_tokens_buckets)
+    given = args.prompt_tokens_buckets or args.generation_tokens_buckets
+    if given is not None and not args.collect_tokens_histogram:
+        raise ServerArgsError("borders of the tokens' histograms need --collect-tokens-histogram")
+    parse_labels(args.extra_metric_labels)
     if args.enable_trace and not all(_is_installed(name) for name in _TRACE_PACKAGES):
         raise ServerArgsError("--enable-trace needs packages: pip install 'sglang-toggle[trace]'")
 

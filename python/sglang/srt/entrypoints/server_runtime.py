@@ -139,6 +139,7 @@ class ServerRuntime:
         if self.args.watchdog_timeout:
             self._tasks.append(asyncio.create_task(self._watch(self.manager, self.args.watchdog_timeout)))
         self.startup_time_s = time.time() - self.started_ts
+        self.watching.started(self.startup_time_s)
         logger.info(
             "The model is loaded (%.1f s): context of %d tokens, KV cache of %d tokens.",
             self.startup_time_s,

@@ -140,7 +140,7 @@ class Committer:
         if num_prefilled:
             self._stats.prefill_step(_prefill_report(step.plan, num_prefilled), load)
 
-    def load(self) -> Load:
+    def load(self, is_paused: bool = False) -> Load:
         return Load(
             num_running=self._table.num_running,
             num_queued=len(self._table.waiting),
@@ -148,6 +148,7 @@ class Committer:
             num_used_tokens=self._budget.num_used_tokens,
             num_evictable_tokens=self._budget.num_evictable_tokens,
             token_capacity=self._budget.token_capacity,
+            num_paused=self._table.num_running if is_paused else 0,
         )
 
 

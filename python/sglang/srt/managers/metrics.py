@@ -17,6 +17,7 @@ class EngineConstants:
     weight_bytes: int
     kv_bytes: int
     has_graphs: bool = False  # a device whose decode steps may be CUDA graphs
+    graph_bytes: tuple[tuple[str, int], ...] = ()  # by set of graphs
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class Load:
     num_evictable_tokens: int
     token_capacity: int
     num_grammar_queued: int = 0  # their grammars are being compiled
+    num_paused: int = 0  # running ones, on a server that is paused
 
     @property
     def token_usage(self) -> float:
@@ -77,8 +79,8 @@ class MetricsSink(Protocol):
 
     def decode_step(self, report: DecodeReport) -> None: ...
 
-    def eager_step(self) -> None:
-        """A decode step that no CUDA graph covered, on a device that has them."""
+    def graph_step(self, used_graph: bool) -> None:
+        """A decode step on a device that has CUDA graphs."""
         ...
 
     def prefill_step(self, report: PrefillReport) -> None: ...
@@ -110,7 +112,7 @@ class NullSink:
     def decode_step(self, report: DecodeReport) -> None:
         return None
 
-    def eager_step(self) -> None:
+    def graph_step(self, used_graph: bool) -> None:
         return None
 
     def prefill_step(self, report: PrefillReport) -> None:

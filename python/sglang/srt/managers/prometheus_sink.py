@@ -6,7 +6,9 @@ before this module is imported; values then travel through files in that folder.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge
 
@@ -24,12 +26,17 @@ class SinkLabels:
     moe_ep_rank: int = 0
 
 
+_COMPUTED, _CACHED, _DECODED = "prefill_compute", "prefill_cache", "decode"
+
 GAUGES = {
     "num_running_reqs": "Requests that prefill or decode.",
     "num_queue_reqs": "Requests that wait.",
     "num_grammar_queue_reqs": "Requests that wait for their grammars.",
     "num_used_tokens": "KV places in use, those of evictable prefixes left out.",
+    "num_paused_reqs": "Requests that would run if the server were not paused.",
+    "kv_used_tokens": "KV places in use, those of evictable prefixes left out.",
     "token_usage": "Part of the KV places in use.",
+    "full_token_usage": "Part of the KV places in use (of layers with full attention; there are no others).",
     "kv_available_tokens": "KV places that are free or hold evictable prefixes.",
     "kv_evictable_tokens": "KV places of evictable prefixes.",
     "gen_throughput": "Tokens per second over the last log interval.",
@@ -56,10 +63,13 @@ COUNTERS = {
     "num_retracted_input_tokens": ("Prompt tokens of retracted requests.", ()),
     "num_retracted_output_tokens": ("Output tokens of retracted requests.", ()),
     "evicted_tokens": ("KV places evicted from the prefix cache.", ()),
+    "realtime_tokens": ("Tokens as they are made: prompts computed or cached, and answers.", ("mode",)),
     "decode_steps": ("Decode steps.", ("mode",)),
     "decode_tokens": ("Tokens emitted by decode steps.", ("mode",)),
 }
+GRAPH_GAUGES = {"is_cuda_graph": "Whether the last decode step was a CUDA graph."}
 GRAPH_COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "cuda_graph_passes": ("Decode steps with a CUDA graph and without.", ("mode",)),
     "cuda_graph_eager_steps": ("Decode steps that no CUDA graph covered.", ()),
 }
 SPEC_COUNTERS = {
@@ -70,8 +80,13 @@ SPEC_COUNTERS = {
 
 
 class PrometheusSink:
-    def __init__(self, labels: SinkLabels, registry: CollectorRegistry = REGISTRY) -> None:
-        self._labels = {name: str(value) for name, value in asdict(labels).items()}
+    def __init__(
+        self,
+        labels: SinkLabels,
+        registry: CollectorRegistry = REGISTRY,
+        extra_labels: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self._labels = {name: str(value) for name, value in asdict(labels).items()} | dict(extra_labels)
         self._registry = registry
         self._gauges: dict[str, Gauge] = {}
         self._counters: dict[str, Counter] = {}
@@ -115,38 +130,57 @@ class PrometheusSink:
         for name in ("num_aborted_requests", "num_retracted_requests"):
             self._count(name, 0)
         if constants.has_graphs:
-            self._make({}, GRAPH_COUNTERS)
+            self._make(GRAPH_GAUGES, GRAPH_COUNTERS)
             self._count("cuda_graph_eager_steps", 0)
+            self._set_graph_memory(constants.graph_bytes)
         if constants.spec_num_steps is not None and constants.spec_num_draft_tokens is not None:
             self._make(SPEC_GAUGES, SPEC_COUNTERS)
             self._set("spec_num_steps", constants.spec_num_steps)
             self._set("spec_num_draft_tokens", constants.spec_num_draft_tokens)
             self._count("spec_verify_calls", 0)
 
+    def _set_graph_memory(self, graph_bytes: tuple[tuple[str, int], ...]) -> None:
+        text = "Memory that the CUDA graphs hold, by their set."
+        gauge = Gauge(
+            "sglang:graph_memory_usage_gb", text, [*self._labels, "phase"], multiprocess_mode="mostrecent",
+            registry=self._registry,
+        )  # fmt: skip
+        for phase, size in graph_bytes:
+            gauge.labels(**self._labels, phase=phase).set(size / GIB)
+
     def load(self, load: Load) -> None:
         self._set("num_running_reqs", load.num_running)
         self._set("num_queue_reqs", load.num_queued)
         self._set("num_grammar_queue_reqs", load.num_grammar_queued)
+        self._set("num_paused_reqs", load.num_paused)
         self._set("num_used_tokens", load.num_used_tokens)
+        self._set("kv_used_tokens", load.num_used_tokens)
         self._set("token_usage", load.token_usage)
+        self._set("full_token_usage", load.token_usage)
         self._set("kv_available_tokens", load.num_available_tokens)
         self._set("kv_evictable_tokens", load.num_evictable_tokens)
 
     def decode_step(self, report: DecodeReport) -> None:
         self._count("decode_steps", 1, mode=report.mode)
         self._count("decode_tokens", report.num_tokens, mode=report.mode)
+        self._count("realtime_tokens", report.num_tokens, mode=_DECODED)
         if "spec_draft_len" in self._gauges:
             self._set("spec_draft_len", report.draft_len)
         if report.draft_len:
             self._count("spec_verify_calls", report.num_rows)
 
-    def eager_step(self) -> None:
-        self._count("cuda_graph_eager_steps", 1)
+    def graph_step(self, used_graph: bool) -> None:
+        self._set("is_cuda_graph", used_graph)
+        self._count("cuda_graph_passes", 1, mode="decode_cuda_graph" if used_graph else "decode_none")
+        if not used_graph:
+            self._count("cuda_graph_eager_steps", 1)
 
     def prefill_step(self, report: PrefillReport) -> None:
         total = report.num_tokens + report.num_cached_tokens
         self._set("cache_hit_rate", report.num_cached_tokens / total if total else 0.0)
         self._count("cached_tokens", report.num_cached_tokens, cache_source="device")
+        self._count("realtime_tokens", report.num_tokens, mode=_COMPUTED)
+        self._count("realtime_tokens", report.num_cached_tokens, mode=_CACHED)
 
     def interval(self, report: IntervalReport) -> None:
         self._set("gen_throughput", report.gen_throughput)

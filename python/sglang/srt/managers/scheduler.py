@@ -140,6 +140,7 @@ class Scheduler:
             self._pause(message)
         elif isinstance(message, ContinueRequest):
             self._is_paused = False
+            self._report_load()
             self._reply(ControlReply(message.request_id, ok=True))
         else:
             assert isinstance(message, SetStateRequest)
@@ -255,7 +256,8 @@ class Scheduler:
         return True
 
     def _report_load(self) -> None:
-        self._stats.load(self._committer.load(), self._budget.num_evicted * self._budget.page_size)
+        load = self._committer.load(self._is_paused)
+        self._stats.load(load, self._budget.num_evicted * self._budget.page_size)
         if not self.has_work:
             self._stats.idle()
             self._last_result_ts = None
@@ -288,4 +290,7 @@ def _constants(info: ExecutorInfo) -> EngineConstants:
         weight_bytes=info.weight_bytes,
         kv_bytes=info.kv_bytes,
         has_graphs=info.device == "cuda",
+        graph_bytes=tuple(
+            (f"{g.name}_{g.draft_len}" if g.draft_len else g.name, g.bytes) for g in info.graphs
+        ),
     )

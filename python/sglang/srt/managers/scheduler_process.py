@@ -16,6 +16,7 @@ import msgspec
 import zmq
 
 from sglang.srt.configs.grammar_args import NO_BACKEND
+from sglang.srt.configs.metrics_args import parse_labels
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.constrained.backends import backend_maker
 from sglang.srt.constrained.compiling import GrammarCompiler
@@ -118,7 +119,8 @@ def _metrics(args: ServerArgs) -> MetricsSink:
     from sglang.srt.managers.prometheus_sink import PrometheusSink, SinkLabels
 
     assert args.served_model_name is not None
-    return PrometheusSink(SinkLabels(model_name=args.served_model_name))
+    extra = parse_labels(args.extra_metric_labels)
+    return PrometheusSink(SinkLabels(model_name=args.served_model_name), extra_labels=extra)
 
 
 def _build_executor(args: ServerArgs, on_failure: Callable[[str], None]) -> Executor:

@@ -113,9 +113,8 @@ class StatsRecorder:
         """``used_graph`` None: not a decode step, or a device without CUDA graphs."""
         if used_graph is not None:
             self._used_graph = used_graph
-        if used_graph is False:
-            self._num_eager_steps += 1
-            self._sink.eager_step()
+            self._num_eager_steps += not used_graph
+            self._sink.graph_step(used_graph)
         last = self._last_commit_ts
         self._interval.busy_s += device_time_s if last is None else max(0.0, now - last)
         self._last_commit_ts = now

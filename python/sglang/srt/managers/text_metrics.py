@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
+from sglang.srt.constrained.grammar import spec_of
 from sglang.srt.managers.io_struct import TextOutput
 from sglang.srt.managers.text_request import Sample
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
 
 _FIRST_TOKEN: Final = (0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100, 200, 400)
 _END_TO_END: Final = (*_FIRST_TOKEN, 600, 1200, 1800, 2400)
@@ -15,39 +20,102 @@ _BETWEEN: Final = (
 )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextMetricsSettings:
+    model_name: str
+    first_token: tuple[float, ...] = _FIRST_TOKEN  # borders, in seconds
+    between: tuple[float, ...] = _BETWEEN
+    end_to_end: tuple[float, ...] = _END_TO_END
+    prompt_tokens: tuple[float, ...] | None = None  # None: no such histogram
+    output_tokens: tuple[float, ...] | None = None
+    extra_labels: tuple[tuple[str, str], ...] = ()
+
+
 class PrometheusTextMetrics:
     """Imports prometheus_client only here: its multiprocess folder is named in the environment by then."""
 
-    def __init__(self, model_name: str) -> None:
-        from prometheus_client import Counter, Histogram
+    def __init__(self, settings: TextMetricsSettings, registry: CollectorRegistry | None = None) -> None:
+        from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 
-        names = ("model_name", "engine_type", "is_streaming")
-        self._labels = (model_name, "unified")
+        place = registry or REGISTRY
+
+        extra = [name for name, _ in settings.extra_labels]
+        self._own = (settings.model_name, "unified", *(value for _, value in settings.extra_labels))
+        names = ("model_name", "engine_type", *extra)
 
         def counter(name: str, text: str) -> Counter:
-            return Counter(f"sglang:{name}", text, names)
+            return Counter(f"sglang:{name}", text, (*names, "is_streaming"), registry=place)
 
-        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(f"sglang:{name}", text, names, buckets=buckets)
+        def histogram(
+            name: str, text: str, buckets: tuple[float, ...], label: str = "is_streaming"
+        ) -> Histogram:
+            labels = (*names, label) if label else names
+            return Histogram(f"sglang:{name}", text, labels, buckets=buckets, registry=place)
 
         self._requests = counter("num_requests_total", "Requests that have finished.")
         self._prompt_tokens = counter("prompt_tokens_total", "Prompt tokens of finished requests.")
         self._output_tokens = counter("generation_tokens_total", "Tokens generated.")
-        self._first = histogram("time_to_first_token_seconds", "Request to first token.", _FIRST_TOKEN)
-        self._between = histogram("inter_token_latency_seconds", "Between two tokens.", _BETWEEN)
-        self._per_token = histogram("request_time_per_output_token_seconds", "Mean per request.", _BETWEEN)
-        self._whole = histogram("e2e_request_latency_seconds", "Request to last token.", _END_TO_END)
+        self._structured = Counter(
+            "sglang:num_so_requests_total", "Requests with a grammar.", names, registry=place
+        )
+        self._first = histogram(
+            "time_to_first_token_seconds", "Request to first token.", settings.first_token
+        )
+        self._between = histogram("inter_token_latency_seconds", "Between two tokens.", settings.between)
+        self._per_token = histogram(
+            "request_time_per_output_token_seconds", "Mean per request.", settings.between
+        )
+        self._whole = histogram("e2e_request_latency_seconds", "Request to last token.", settings.end_to_end)
+        self._queue = histogram("queue_time_seconds", "Request to admission.", settings.first_token, "")
+        self._stages = histogram(
+            "per_stage_req_latency_seconds", "Parts of a request: queue, prefill, decode.",
+            settings.end_to_end, "stage",
+        )  # fmt: skip
+        self._tokens: tuple[Histogram, Histogram, Histogram] | None = None
+        if settings.prompt_tokens is not None and settings.output_tokens is not None:
+            self._tokens = (
+                histogram("prompt_tokens_histogram", "Tokens of prompts.", settings.prompt_tokens, ""),
+                histogram(
+                    "uncached_prompt_tokens_histogram", "Those not found in the prefix cache.",
+                    settings.prompt_tokens, "",
+                ),
+                histogram("generation_tokens_histogram", "Tokens of answers.", settings.output_tokens, ""),
+            )  # fmt: skip
+        self._startup = Gauge(
+            "sglang:startup_time_seconds", "From launch to ready.", (*names, "phase"),
+            multiprocess_mode="mostrecent", registry=place,
+        )  # fmt: skip
+
+    def started(self, seconds: float) -> None:
+        self._startup.labels(*self._own, "total").set(seconds)
 
     def received(self, sample: Sample) -> None:
-        return None
+        if sample.request.log_metrics and spec_of(sample.request.sampling) is not None:
+            self._structured.labels(*self._own).inc()
 
     def ended(self, sample: Sample) -> None:
-        return None
+        """Its stages, as far as it came."""
+        if not sample.request.log_metrics:
+            return
+        stats = sample.stats
+        points = [sample.created_ts, stats.admitted_ts, stats.first_token_ts, sample.finished_ts]
+        for stage, since, until in zip(("queue", "prefill", "decode"), points, points[1:], strict=False):
+            if since is None or until is None:
+                break
+            self._stages.labels(*self._own, stage).observe(max(0.0, until - since))
+            if stage == "queue":
+                self._queue.labels(*self._own).observe(max(0.0, until - since))
+        if self._tokens is not None:
+            uncached = stats.prompt_tokens - stats.cached_tokens
+            for histogram, count in zip(
+                self._tokens, (stats.prompt_tokens, uncached, stats.completion_tokens), strict=True
+            ):
+                histogram.labels(*self._own).observe(count)
 
     def output(self, sample: Sample, output: TextOutput, now: float) -> None:
         if not sample.request.log_metrics:
             return
-        labels = (*self._labels, "true" if sample.request.stream else "false")
+        labels = (*self._own, "true" if sample.request.stream else "false")
         if output.new_ids:
             self._output_tokens.labels(*labels).inc(len(output.new_ids))
             self._observe_tokens(sample, output, now, labels)

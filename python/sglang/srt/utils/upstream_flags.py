@@ -109,14 +109,12 @@ _HINTS: Final[dict[str, tuple[str, ...]]] = {
         "offload-group-size", "offload-num-in-group", "offload-prefetch-step", "offload-mode",
         "tool-server", "hf-chat-template-name", "stream-output", "grpc-mode", "forward-hooks",
         "enable-pdmux", "kv-events-config", "log-requests-format",
-        "log-requests-target", "collect-tokens-histogram", "gc-warning-threshold-secs",
+        "log-requests-target", "gc-warning-threshold-secs",
         "debug-tensor-dump-output-folder", "file-storage-path",
         "triton-attention-num-kv-splits",
         "flashinfer-mla-disable-ragged", "enable-deterministic-inference", "enable-memory-saver",
         "cpu-offload-gb", "sleep-on-idle", "disaggregation-mode",
-        "disaggregation-transfer-backend", "disaggregation-bootstrap-port",         "enable-metrics-for-all-schedulers", "bucket-time-to-first-token",
-        "bucket-inter-token-latency", "bucket-e2e-request-latency", "prompt-tokens-buckets",
-        "generation-tokens-buckets", "extra-metric-labels",         "show-time-cost", "spec-trace-dir",
+        "disaggregation-transfer-backend", "disaggregation-bootstrap-port",         "enable-metrics-for-all-schedulers",                         "show-time-cost", "spec-trace-dir",
     ),
 }  # fmt: skip
 
