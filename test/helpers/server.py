@@ -11,8 +11,9 @@ import sys
 import tempfile
 import time
 import unittest
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -21,6 +22,7 @@ from helpers.tiny_models import write_tiny_eagle3, write_tiny_llama
 from helpers.tiny_tokenizer import write_byte_tokenizer
 
 PYTHON_ROOT = Path(__file__).resolve().parents[2] / "python"
+TEST_ROOT = Path(__file__).resolve().parents[1]
 START_TIMEOUT_S = 90.0
 
 
@@ -53,30 +55,41 @@ def speculative_flags(drafter: Path, *, threshold: int | None = None) -> list[st
 def server_environment(folder: Path) -> dict[str, str]:
     """Its run folders lie in ``folder``, so that a test sees what is left behind."""
     env = {**os.environ, "TMPDIR": str(folder), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    env["PYTHONPATH"] = os.pathsep.join([str(PYTHON_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    env["PYTHONPATH"] = os.pathsep.join(
+        [str(PYTHON_ROOT), str(TEST_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
     return env
 
 
 class Server:
     """One launched server. ``wait_ready`` before asking; ``stop`` at the end."""
 
-    def __init__(self, *flags: str, port: int | None = None) -> None:
+    def __init__(
+        self,
+        *flags: str,
+        port: int | None = None,
+        module: str = "sglang.launch_server",
+        environ: Mapping[str, str] = MappingProxyType({}),
+        log: str | None = None,
+    ) -> None:
+        """``log``: a file for its output; without it ``log()`` has that."""
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._temporary = tempfile.TemporaryDirectory(prefix="t")
         self.folder = Path(self._temporary.name)
-        self._log = open(self.folder / "log", "w+b")  # noqa: SIM115  (closed in stop)
+        self._log = open(log or self.folder / "log", "r+b" if log else "w+b")  # noqa: SIM115  (closed in stop)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "sglang.launch_server", "--port", str(self.port), *flags],
+            [sys.executable, "-m", module, "--port", str(self.port), *flags],
             stdout=self._log,
             stderr=subprocess.STDOUT,
-            env=server_environment(self.folder),
+            env={**server_environment(self.folder), **environ},
             start_new_session=True,  # what a terminal does: Ctrl-C goes to the whole group
         )
         self.members: list[psutil.Process] = []
 
     def log(self) -> str:
-        return (self.folder / "log").read_text(errors="replace")
+        path = self.folder / "log"
+        return path.read_text(errors="replace") if path.exists() else ""
 
     def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> Server:
         deadline = time.monotonic() + timeout_s

@@ -10,9 +10,17 @@ from helpers.scheduler_harness import SchedulerHarness
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sglang.srt.configs.config_fields import ModelConfigError
+from sglang.srt.distributed.shares import ShardingError
+from sglang.srt.managers.executor_build import ExecutorArgsError
+from sglang.srt.managers.executor_errors import is_for_user
 from sglang.srt.managers.io_struct import ContinueRequest, PauseRequest
 from sglang.srt.managers.pulse import Pulse, Watchdog
+from sglang.srt.managers.scheduler_process import scheduler_config
+from sglang.srt.model_executor.memory import OutOfMemoryError
 from sglang.srt.model_executor.step_plan import SpecShape
+from sglang.srt.model_loader.weight_source import WeightError
+from sglang.srt.server_args import ServerArgs
 from sglang.srt.utils.environment import seconds_from
 from sglang.srt.utils.flags import ServerArgsError
 
@@ -77,6 +85,21 @@ def test_limits_from_the_environment() -> None:
     assert seconds_from("X", {"X": "2.5"}) == 2.5
     with pytest.raises(ServerArgsError, match="X must be a number of seconds, got 'soon'"):
         seconds_from("X", {"X": "soon"})
+
+
+def test_the_environment_reaches_the_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
+    args, info = ServerArgs(model_path="m"), SchedulerHarness().info
+    assert scheduler_config(args, info).waiting_timeout_s is None
+    monkeypatch.setenv("SGLANG_REQ_WAITING_TIMEOUT", "3")
+    monkeypatch.setenv("SGLANG_REQ_RUNNING_TIMEOUT", "4.5")
+    config = scheduler_config(args, info)
+    assert (config.waiting_timeout_s, config.running_timeout_s) == (3.0, 4.5)
+
+
+def test_errors_for_the_user_are_known_by_their_names() -> None:
+    for kind in (ModelConfigError, ShardingError, ExecutorArgsError, OutOfMemoryError, WeightError):
+        assert is_for_user(kind.__new__(kind)), kind
+    assert not is_for_user(RuntimeError("x")) and not is_for_user(AssertionError())
 
 
 # ---- pause

@@ -7,7 +7,6 @@ import contextlib
 import logging
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable, Generator, Mapping
 
@@ -38,6 +37,7 @@ from sglang.srt.entrypoints.prepare import Prepared, StartError
 from sglang.srt.entrypoints.server_runtime import ServerRuntime, metrics_folder
 from sglang.srt.managers.text_request import RequestError
 from sglang.srt.server_args import ServerArgs
+from sglang.srt.utils.log import say
 
 logger = logging.getLogger(__name__)
 
@@ -222,7 +222,7 @@ async def _serve(
     server.should_exit = True
     await serving
     if runtime.failure:
-        print(f"error: {runtime.failure}", file=sys.stderr, flush=True)
+        say(f"error: {runtime.failure}")
         return 1
     return 0
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import traceback
 from pathlib import Path
 
 import msgspec
@@ -21,7 +20,7 @@ from sglang.srt.managers.io_struct import (
 )
 from sglang.srt.utils.child_process import end_with_parent, read_config
 from sglang.srt.utils.ipc import Receiver, Sender, close_sockets, endpoint
-from sglang.srt.utils.log import configure_logging
+from sglang.srt.utils.log import configure_logging, say_traceback
 from sglang.srt.utils.run_folder import remove_run_folder
 from sglang.srt.utils.text_tokenizer import TextTokenizer, TokenizerError
 
@@ -93,7 +92,7 @@ def main() -> int:
         serve(config, receiver, sender)
     except Exception as error:
         if not isinstance(error, TokenizerError):
-            traceback.print_exc()
+            say_traceback()
         sender.send(Failed(NAME, f"{error}" or type(error).__name__))
         sender.close(linger_s=1.0)
         close_sockets()

@@ -5,9 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import sys
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -43,7 +41,7 @@ from sglang.srt.utils.environment import seconds_from
 from sglang.srt.utils.flags import ServerArgsError
 from sglang.srt.utils.gpu import GPU_DEVICE_FILE
 from sglang.srt.utils.ipc import Receiver, Sender, close_sockets, endpoint
-from sglang.srt.utils.log import configure_logging
+from sglang.srt.utils.log import configure_logging, flush_log, say_traceback
 from sglang.srt.utils.openmp import spin_briefly
 from sglang.srt.utils.run_folder import remove_run_folder
 from sglang.srt.utils.text_tokenizer import TextTokenizer, TokenizerError
@@ -192,12 +190,12 @@ def main() -> int:
         serve(config, folder, reply)
     except Exception as error:
         if not _is_for_user(error):
-            traceback.print_exc()
+            say_traceback()
         reply.send(Failed(NAME, f"{error}" or type(error).__name__))
         reply.close(linger_s=1.0)
         close_sockets()
     # Not sys.exit: a step that is still running in another thread must not keep the process alive.
-    sys.stderr.flush()
+    flush_log()
     os._exit(1)
 
 

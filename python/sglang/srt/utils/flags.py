@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, NoReturn
+
+from sglang.srt.utils.log import say
 
 _KEY = "flag"
 _LARGEST_INT = 2**63 - 1  # what every message and device can hold
@@ -172,5 +173,5 @@ def refuse_empty(table: type, values: Mapping[str, Any]) -> None:
 
 def exit_with_error(message: str) -> NoReturn:
     """The only way a wrong configuration ends: one line on stderr, exit code 1."""
-    print(f"error: {' '.join(message.split())}", file=sys.stderr, flush=True)
+    say(f"error: {' '.join(message.split())}")
     raise SystemExit(1)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import sys
+import traceback
+from contextlib import suppress
 
 
 def configure_logging(level: str, process_name: str = "") -> None:
@@ -15,3 +18,19 @@ def configure_logging(level: str, process_name: str = "") -> None:
         force=True,
     )
     logging.getLogger("sglang").setLevel(level.upper())
+
+
+def say(line: str) -> None:
+    """On stderr, beside the log. Where that can't be written (a disk is full) nothing else goes wrong."""
+    with suppress(OSError, ValueError):
+        print(line, file=sys.stderr, flush=True)
+
+
+def say_traceback() -> None:
+    """Of the exception that is being handled."""
+    say(traceback.format_exc().rstrip())
+
+
+def flush_log() -> None:
+    with suppress(OSError, ValueError):
+        sys.stderr.flush()

@@ -114,7 +114,8 @@ _HINTS: Final[dict[str, tuple[str, ...]]] = {
         "triton-attention-num-kv-splits",
         "flashinfer-mla-disable-ragged", "enable-deterministic-inference", "enable-memory-saver",
         "cpu-offload-gb", "sleep-on-idle", "disaggregation-mode",
-        "disaggregation-transfer-backend", "disaggregation-bootstrap-port",         "enable-metrics-for-all-schedulers",                         "show-time-cost", "spec-trace-dir",
+        "disaggregation-transfer-backend", "disaggregation-bootstrap-port",
+        "enable-metrics-for-all-schedulers", "show-time-cost", "spec-trace-dir",
     ),
 }  # fmt: skip
 
