@@ -6,9 +6,9 @@
     python benchmark/attention/dsa_speed.py --tiny              # small caches, on any machine
 
 Keys of 128 numbers, latents of 512 and turned keys of 64, bf16, page size 1, places in random order, 2048
-chosen. Times are microseconds a layer, of a CUDA graph with several layers by one plan: choosing (its first two
-launches also by themselves, the third is the difference), and attention; limits are what each must read at the
-bandwidth given.
+chosen. Times are microseconds a layer, of a CUDA graph with several layers by one plan: choosing (its first
+two launches also by themselves, the third is the difference), and attention; limits are what each must read
+at the bandwidth given.
 """
 
 from __future__ import annotations
@@ -171,7 +171,11 @@ def measure(name: str, lens: list[int], query_len: int, args: argparse.Namespace
         latent_attention(world.q, world.latents[layer], over, SCALE, out=out)
 
     def a_layer(run: Callable[[int], None]) -> float:
-        return round(micros(lambda: [run(layer) for layer in range(layers)], device) / layers, 1)
+        def step() -> None:
+            for layer in range(layers):
+                run(layer)
+
+        return round(micros(step, device) / layers, 1)
 
     record: dict[str, object] = {"shape": name, "queries": query_len}
     record |= {"plan_us": round(micros(plans.fill, device), 1)}

@@ -120,8 +120,8 @@ def whole(made: World) -> World:
 def body_views() -> None:
     """One query and several, causal, by a mask, without places of their own; padding; short rows."""
     made = world((3, 20, 3), [150, 0, 7, 33], 6)
-    compare(made, View(3, 3, causal=True), 12, layers=2)
-    compare(made, View(1), 30)
+    compare(made, View(3, 3, causal=True), 12)
+    compare(made, View(1), 30, layers=2)
     made = world((3, 20, 3), [126, 20], 6)  # the queries' own places lie in two chunks
     compare(made, View(6, 6, mask=tree_mask(made, 6)), 12)
     compare(made, View(3, 3, causal=True), 200)
@@ -154,6 +154,25 @@ def body_many_near() -> None:
         assert int(plan.sifting.cuts[2]) > SIFT.near
 
 
+def body_bins() -> None:
+    """Scores of many sizes and both signs; all below 0; tiny ones."""
+    made = world((2, 8, 1), [400], 1)
+    size = torch.exp2(torch.rand(402, generator=made.generator) * 15 - 9)
+    sign = torch.where(torch.rand(402, generator=made.generator) < 0.4, 1.0, -1.0)
+    q, weights = torch.zeros(1, 2, 8), torch.tensor([[1.0, -1.0]])
+    q[0, :, 0] = torch.tensor([1.0, -1.0])  # heads see x and -x: a score is x
+    made.keys.zero_()
+    for numbers, top_k in (
+        (sign * size, 250),
+        (-size, 250),
+        (sign * size * 2.0**-110, 250),
+    ):
+        made.keys[:, 0] = numbers
+        plan, expected = made.plan(View(1, 1), top_k), made.plan(View(1, 1), top_k)
+        same_choice(made, q, weights, plan, expected)
+        assert int(plan.sifting.cuts[2]) <= SIFT.near
+
+
 def body_broken() -> None:
     """Whoever sees a key that is not a number attends to it; others do not know of it."""
     made = world((2, 8, 1), [100], 3)
@@ -183,9 +202,50 @@ def body_attention() -> None:
     assert not got[2:4].any()
 
 
+def body_scratch() -> None:
+    """A level of a draft tree: base places, then scratch places by a mask, of which some are chosen."""
+    made = world((2, 8, 3), [150, 0, 20], 0)
+    mask = torch.rand(3, 2, 5, generator=made.generator) < 0.6
+    view = View(2, 5, mask=mask, scratch=True, write_start=3)
+    scratch = made.draw(4, 7, 8)
+    q, weights = made.draw(6, 2, 8), made.draw(6, 2)
+    for top_k in (9, 140):
+        plans = [
+            plan_index(made.workspace(top_k), made.slots, made.base_lens, made.page_table, view, 155, None, 7)
+            for _ in range(2)
+        ]
+        choose_places(q, weights, made.keys, plans[0], scratch)
+        choose_places_ref(q, weights, made.keys, plans[1], scratch)
+        assert chosen(plans[0]) == chosen(plans[1]) and min(map(min, filter(None, chosen(plans[0])))) < 0
+        latents, of_drafts, queries = (
+            made.draw(made.keys.shape[0], 48),
+            made.draw(4, 7, 48),
+            made.draw(6, 3, 48),
+        )
+        workspace = LatentWorkspace(3, 32, 1, torch.device("cpu"), 4, SMALL)
+        index = plans[0]
+        over = plan_decode(workspace, index.ids, index.counts, index.chosen, View(1, scratch=True), 7)
+        got = latent_attention(queries, latents, over, 0.2, scratch=of_drafts)
+        wanted = latent_attention_ref(queries, latents, over, 0.2, None, of_drafts)
+        torch.testing.assert_close(got, wanted, rtol=2e-5, atol=2e-5)
+
+
 def body_many_words() -> None:
-    made = world((2, 16, 1), [40, 130], 70)
-    compare(made, View(65, 65, mask=tree_mask(made, 65)), 50)
+    """Masks of more than 64 places, which scratch places alone have."""
+    made = world((2, 16, 1), [40, 130], 0)
+    mask = torch.rand(2, 3, 100, generator=made.generator) < 0.6
+    view = View(3, 100, mask=mask, scratch=True, write_start=97)
+    q, weights, scratch = made.draw(6, 2, 16), made.draw(6, 2), made.draw(2, 100, 16)
+    for top_k in (50, 190):
+        plans = [
+            plan_index(
+                made.workspace(top_k), made.slots, made.base_lens, made.page_table, view, 230, None, 100
+            )
+            for _ in range(2)
+        ]
+        choose_places(q, weights, made.keys, plans[0], scratch)
+        choose_places_ref(q, weights, made.keys, plans[1], scratch)
+        assert chosen(plans[0]) == chosen(plans[1])
 
 
 def body_usual_sizes() -> None:
@@ -199,13 +259,15 @@ def body_all(names: list[str]) -> None:
 
 
 def test_kernels_equal_references() -> None:
-    names = ["views", "ties", "many_near", "broken", "groups"]
+    names = ["views", "ties", "bins", "many_near", "broken"]
     interpret(__file__, "body_all", names=names)
 
 
 @pytest.mark.long
 def test_larger_ones() -> None:
-    interpret(__file__, "body_all", names=["chunks", "attention", "many_words", "usual_sizes"])
+    interpret(
+        __file__, "body_all", names=["groups", "chunks", "attention", "scratch", "many_words", "usual_sizes"]
+    )
 
 
 Draw = st.integers(0, 10_000)
@@ -276,9 +338,8 @@ def compiled(
             f" {made.shared} bytes, {made.registers} registers,"
             f" {made.programs_per_sm(launch.num_warps)} programs a SM"
         )
-        if launch is score:
-            needed = plan.rows.config.programs_per_sm
-            assert made.programs_per_sm(launch.num_warps) >= needed, "a step is one wave"
+        needed = plan.rows.config.programs_per_sm if launch is score else 2
+        assert made.programs_per_sm(launch.num_warps) >= needed, "a step is one wave"
 
 
 DEVICES = pytest.mark.parametrize("info", [H200, RTX_PRO_6000], ids=lambda info: f"sm_{info.arch}")

@@ -16,10 +16,11 @@ MAX_TILE_ROWS: Final = 128
 """(query, head) pairs scored at once: 4 queries of 32 heads, or 2 of 64."""
 
 BINS: Final = 256
-"""Scores are counted by bins of a 16th of an octave below the highest: 16 octaves, the last bin with all
-that is less. Of 64k scores, some hundreds are in the bin that the last chosen one is in."""
+"""Scores are counted by bins of an eighth of an octave of their size: 16 octaves below the largest size, for
+those above 0 and those below it, and all that is smaller in the two bins about 0. Of 64k scores some hundreds
+are in the bin that the last chosen one is in, whatever their scale and sign."""
 
-BIN_SHIFT: Final = 19
+BIN_SHIFT: Final = 20
 """A bin's scores agree in all but so many of their last bits."""
 
 
@@ -27,11 +28,13 @@ BIN_SHIFT: Final = 19
 class SiftConfig:
     """How the highest scores are found."""
 
-    chunk: int = 4096  # scores that one program counts and chooses from; a context of 64k is 16 programs
+    # Scores that one program counts and chooses from; a context of 64k is 32 programs. With 4096 choosing
+    # takes 172 to 203 registers a thread, so that a SM holds one program instead of two.
+    chunk: int = 2048
     # Scores of the last bin that one program holds in registers. Where there are more it reads them again
     # and again, which takes long but is right.
-    near: int = 4096
-    num_warps: int = 8  # 16 scores a thread
+    near: int = 2048
+    num_warps: int = 8  # 8 scores a thread
     max_bytes: int = 256 << 20  # of scores and counts; a step with more goes through in groups of rows
 
 

@@ -34,7 +34,7 @@ class Sifting:
     bins: torch.Tensor  # int32, [tokens, chunks, BINS] in use: scores of a chunk, counted by bins
     offsets: torch.Tensor  # int32, [tokens, chunks, 2] in use: chosen ones, and near ones, ahead of a chunk
     cuts: torch.Tensor  # [tokens, 4] int32: the bin of the last chosen one, scores above it, scores in it
-    tops: torch.Tensor  # [tokens] int32: the highest score, ordered; LOWEST between launches
+    tops: torch.Tensor  # [tokens] int32: the largest size of a score, ordered; LOWEST between launches
     counted: torch.Tensor  # [tokens] int32: chunks that are done, zero between launches
     sifted: torch.Tensor  # [tokens] int32: the same of the second launch
     near_keys: torch.Tensor  # [tokens, near] int32: scores of the last bin, ordered

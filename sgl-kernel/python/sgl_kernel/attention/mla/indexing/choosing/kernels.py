@@ -15,9 +15,29 @@ from sgl_kernel.common.kernels import arrive, begin_dependent
 
 @triton.jit
 def _bin_of(key, top, BINS: tl.constexpr, SHIFT: tl.constexpr):
-    """The highest bin has the highest score, the lowest all that is far below."""
-    below = (top >> SHIFT) - (key >> SHIFT)
-    return tl.maximum(BINS - 1 - tl.maximum(below, 0), 0)
+    """Ascending with the key. ``top``: the key of the largest size, of either sign.
+
+    A key of k >= 0 has the size k, one of k < 0 the size -1 - k.
+    """
+    size = tl.where(key < 0, -1 - key, key)
+    below = tl.maximum((top >> SHIFT) - (size >> SHIFT), 0)
+    level = tl.maximum(BINS // 2 - 1 - below, 0)
+    return tl.where(key < 0, BINS // 2 - 1 - level, BINS // 2 + level)
+
+
+@triton.jit
+def _keys_of(number, top, BINS: tl.constexpr, SHIFT: tl.constexpr):
+    """The lowest and the highest key in a bin."""
+    half: tl.constexpr = BINS // 2
+    is_negative = number < half
+    level = tl.where(is_negative, half - 1 - number, number - half)
+    step = ((top >> SHIFT) - (half - 1 - level)).to(tl.int64)
+    least = tl.where(level == 0, 0, step << SHIFT)
+    most = tl.minimum(((step + 1) << SHIFT) - 1, top.to(tl.int64))
+    low = tl.where(is_negative, -1 - most, least)
+    # What is unseen is in the lowest bin, below all keys of it.
+    low = tl.where(number == 0, LOWEST, low)
+    return low, tl.where(is_negative, -1 - least, most)
 
 
 @triton.jit
@@ -124,13 +144,11 @@ def _last_key(
 
     Returns it, and how many are higher.
     """
-    step = (top >> SHIFT) - (BINS - 1 - cut)
-    high = tl.minimum(((step.to(tl.int64) + 1) << SHIFT) - 1, top.to(tl.int64))
-    low = tl.where(cut == 0, LOWEST, step.to(tl.int64) << SHIFT)
+    low, high = _keys_of(cut, top, BINS, SHIFT)
     higher = 0  # that are higher than ``high``
     while low < high:
         middle = low + (high - low + 1) // 2
-        middle = tl.where((low < 1) & (high >= 1), 1, tl.where((low < 0) & (high == 0), 0, middle))
+        middle = tl.where((low < 1) & (high >= 1), 1, middle)
         count = _count_from(middle.to(tl.int32), near, line, again, length, cut, top, CHUNK, BINS, SHIFT)
         if count >= wanted:
             low = middle
@@ -157,13 +175,13 @@ def _take_near(
         n = n0 + tl.arange(0, CHUNK)
         key = ordered(tl.load(line + n, mask=n < length, other=float("-inf")))
         inside = (n < length) & (_bin_of(key, top, BINS, SHIFT) == cut)
-        equal = (inside & (key == last)).to(tl.int32)
-        taken = (inside & (key > last)) | ((equal != 0) & (tl.cumsum(equal, 0) <= room))
-        order = taken.to(tl.int32)
+        same = (inside & (key == last)).to(tl.int32)
+        best = (inside & (key > last)) | ((same != 0) & (tl.cumsum(same, 0) <= room))
+        rank = best.to(tl.int32)
         place = row_places(pages, n, length, base, row, scratch_cap, PAGE, SCRATCH)
-        tl.store(out + begin + tl.cumsum(order, 0) - order, place, mask=taken)
-        begin += tl.sum(order, 0)
-        room -= tl.minimum(tl.sum(equal, 0), room)
+        tl.store(out + begin + tl.cumsum(rank, 0) - rank, place, mask=best)
+        begin += tl.sum(rank, 0)
+        room -= tl.minimum(tl.sum(same, 0), room)
 
 
 @triton.jit

@@ -82,5 +82,5 @@ def score_kernel(
         seen = seen_by(n, end, base, own, low, high, CAUSAL, WORDS)
         score = tl.where(seen, score, float("-inf"))
         tl.store(lines + n[None, :], score, mask=(own < Q)[:, None] & (n < end)[None, :])
-        top = tl.maximum(top, tl.max(tl.where(seen, ordered(score), LOWEST), 1))
+        top = tl.maximum(top, tl.max(tl.where(seen, ordered(tl.abs(score)), LOWEST), 1))
     tl.atomic_max(tops + local, top, mask=own < Q, sem="relaxed")
