@@ -12,8 +12,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from benchmark.attention import mla_speed
+from benchmark.attention import dsa_speed, mla_speed
 from benchmark.moe import moe_speed
+from sgl_kernel.attention.mla.indexing.plan import IndexPlan
 from sgl_kernel.moe.weights import Format
 
 
@@ -60,8 +61,22 @@ def test_wrong_attention_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
         mla_speed.main(["--tiny", "--heads", "2"])
 
 
+def test_sparse_attention(capsys: pytest.CaptureFixture[str]) -> None:
+    dsa_speed.main(["--tiny", "--heads", "2", "--index-heads", "2", "--queries", "1"])
+    assert [line["shape"] for line in records(capsys.readouterr().out)] == list(dsa_speed.TINY)
+
+
+def test_a_wrong_choice_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def first_ones(q: torch.Tensor, weights: torch.Tensor, keys: torch.Tensor, plan: IndexPlan) -> None:
+        plan.chosen[1:] = torch.arange(1, plan.top_k + 1)
+
+    monkeypatch.setattr(dsa_speed, "choose_places", first_ones)
+    with pytest.raises(AssertionError):
+        dsa_speed.main(["--tiny", "--heads", "2", "--index-heads", "2", "--check"])
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
-@pytest.mark.parametrize("main", [moe_speed.main, mla_speed.main])
+@pytest.mark.parametrize("main", [moe_speed.main, mla_speed.main, dsa_speed.main])
 def test_no_gpu_is_said(main: Any) -> None:
     with pytest.raises(SystemExit, match="--tiny"):
         main([])
