@@ -39,6 +39,7 @@ from sglang.srt.sampling.kernel_sampler import KernelSampler
 SPEC: Final = SpecShape(num_steps=3, topk=1, num_draft_tokens=4)
 SLACK: Final = 16  # places of a request beyond its context
 TUNED_LAYERS: Final = 6
+EMBEDDING_SCALE: Final = 1e6
 AHEAD_CYCLES: Final = 3_000_000  # that the GPU waits, so that a whole step is launched before it begins
 
 
@@ -261,4 +262,8 @@ def load(folder: Path, context_len: int, device: torch.device, ranks: int) -> De
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     source = open_source(folder, "dummy", dtype, device, config.quant)
     tp = TensorParallel(0, ranks, OwnPart(ranks, device.type))
-    return build_model(config, source, dtype, device, max_positions(context_len, SPEC), tp)
+    model = build_model(config, source, dtype, device, max_positions(context_len, SPEC), tp)
+    # Random layers pull all tokens one way, until a deep router sends them all to the same few experts. So
+    # what a token brings along outweighs them.
+    model.embed.weight.mul_(EMBEDDING_SCALE)
+    return model
