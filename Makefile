@@ -14,7 +14,7 @@ DEV := $(VENV)/.installed-dev
 CHECKED := $(wildcard python/sglang benchmark scripts sgl-kernel/python)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model serve demo test test-long bench-toggle bench-study bench-trace format clean distclean
+.PHONY: help setup model serve demo test test-long bench-toggle bench-study bench-trace docs format clean distclean
 
 help:  ## list the targets
 	@awk -F ':.*## +' '/^[a-z-]+:.*## / {printf "%-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -43,6 +43,9 @@ bench-study: $(DEV) model  ## every mode at 1 to 250 streams, coding and agentic
 
 bench-trace: $(DEV) model  ## one trace of arrivals (a burst) replayed in every mode
 	@exec $(PY) benchmark/spec_toggle/replay.py $(ARGS)
+
+docs: $(RUNTIME)  ## write the documents that are made from the code
+	$(PY) scripts/make_docs.py
 
 format: $(DEV)  ## format the code and sort its imports
 	$(PY) -m ruff check --select I --fix .
