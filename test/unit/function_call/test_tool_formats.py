@@ -67,6 +67,7 @@ BREAKS = st.lists(
 @pytest.mark.parametrize("name", WRITERS)
 @settings(max_examples=30, deadline=None)
 @given(calls=CALLS, breaks=BREAKS, cuts=CUTS)
+@example(calls=[("get_weather", {})], breaks=[(300, 0, "\n```")], cuts=[])  # blanks behind the last call
 def test_broken_calls_are_the_same_in_any_pieces(
     name: str, calls: list[Call], breaks: list[tuple[int, int, str]], cuts: list[int]
 ) -> None:

@@ -13,7 +13,7 @@ from sglang.srt.utils.text_source import Wait
 
 _BEGIN: Final = regex.compile(r"\s{0,256}\[\s{0,256}(?=\{)")
 _BETWEEN: Final = regex.compile(r"\s{0,256},\s{0,256}(?=\{)")
-_END: Final = regex.compile(r"\s{0,256}\]\s{0,256}")
+_END: Final = regex.compile(r"\s{0,256}\]")
 
 
 def read_forced(source: ToolSource, writer: CallWriter, tools: Tools) -> Wait[None]:
@@ -25,5 +25,6 @@ def read_forced(source: ToolSource, writer: CallWriter, tools: Tools) -> Wait[No
             break
         before = yield from source.match(_BETWEEN)
         if before is None:
-            yield from source.match(_END)
+            if (yield from source.match(_END)) is not None:
+                yield from source.skip_blanks()
     yield from source.stream_rest(writer.text)
