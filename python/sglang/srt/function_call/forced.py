@@ -24,7 +24,6 @@ def read_forced(source: ToolSource, writer: CallWriter, tools: Tools) -> Wait[No
             writer.text(before[0] + kept)
             break
         before = yield from source.match(_BETWEEN)
-        if before is None:
-            if (yield from source.match(_END)) is not None:
-                yield from source.skip_blanks()
+        if before is None and (yield from source.match(_END)) is not None:
+            yield from source.skip_blanks()
     yield from source.stream_rest(writer.text)
