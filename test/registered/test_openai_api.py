@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 from helpers.server import ServerTestCase, write_tiny_pair
 
-KEY = "the key, with ünicode"
+KEY = "the key, with blanks: and signs!"
 GREEDY = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
 MESSAGES = [{"role": "user", "content": "Hello"}]
 
