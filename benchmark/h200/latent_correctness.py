@@ -64,7 +64,7 @@ class OnDevice:
 
     def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device, max_len: int) -> None:
         config = ModelConfig.from_folder(folder)
-        source = open_source(folder, "auto", dtype, device)
+        source = open_source(folder, "auto", dtype, device, config.quant)
         self._model = build_model(config, source, dtype, device, max_len)
         self._device = device
         pages = -(-max_len // 16)

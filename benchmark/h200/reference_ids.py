@@ -36,7 +36,9 @@ class TeacherForced:
 
     def __init__(self, folder: Path, dtype: torch.dtype, max_len: int) -> None:
         config = ModelConfig.from_folder(folder)
-        self._model = build_model(config, open_source(folder, "auto", dtype, "cpu"), dtype, "cpu", max_len)
+        self._model = build_model(
+            config, open_source(folder, "auto", dtype, "cpu", config.quant), dtype, "cpu", max_len
+        )
         pool = self._model.kv_shape.make_pool(max_len, 1, dtype, "cpu")
         # Slot 1 owns all pages, in order.
         table = torch.arange(1, max_len + 1, dtype=torch.int32).expand(2, -1).contiguous()
