@@ -213,6 +213,26 @@ def test_what_takes_too_long_is_given_up_and_holds_nobody_up() -> None:
     assert sorted(backend.compiled) == ["a", "b", "broken", "c"]
 
 
+def test_a_grammar_that_only_waited_for_slow_ones_may_be_asked_for_again() -> None:
+    backend, now = SlowBackend(), [0.0]
+    slow = GrammarCompiler(lambda: (backend, byte_vocabulary()), time_limit_s=10, clock=lambda: now[0])
+    stuck = [slow.compilation(GrammarSpec(GrammarKind.REGEX, name)) for name in ("a", "b")]
+    good = GrammarSpec(GrammarKind.REGEX, "good")
+    waiting = slow.compilation(good)
+    now[0] = 10.5
+    slow.poll()
+    assert all(c.error for c in stuck) and "try again later" in (waiting.error or "")
+    again = slow.compilation(good)  # the limit counts from its own begin
+    now[0] = 20.0
+    slow.poll()
+    assert again is not waiting and not again.is_done
+    for name in ("a", "b", "good"):
+        backend.gates.setdefault(name, threading.Event()).set()
+    while not again.is_done:
+        slow.wait(0.1)
+    assert again.compiled is not None and slow.compilation(good) is again
+
+
 # ---- tokenizers
 
 

@@ -36,7 +36,7 @@ class Compilation:
         self.spec = spec
         self.compiled: CompiledGrammar | None = None
         self.error: str | None = None
-        self.requested_ts = 0.0
+        self.since_ts = 0.0  # it waits; from its begin on: it is compiled
 
     @property
     def is_done(self) -> bool:
@@ -80,7 +80,7 @@ class GrammarCompiler:
             self._cache.move_to_end(spec)
             return found
         begun = Compilation(spec)
-        begun.requested_ts = self._clock()
+        begun.since_ts = self._clock()
         self._cache[spec] = begun
         self._queued.append(begun)
         self.poll()
@@ -90,11 +90,8 @@ class GrammarCompiler:
         """Give up what takes too long, and begin what waits."""
         now = self._clock()
         for compilation in [*self._running, *self._queued]:
-            if not compilation.is_done and now - compilation.requested_ts > self._time_limit_s:
-                compilation.error = (
-                    f"compiling the {compilation.spec.kind.value} takes longer than"
-                    f" {self._time_limit_s:g} s: simplify it"
-                )
+            if not compilation.is_done and now - compilation.since_ts > self._time_limit_s:
+                self._give_up(compilation)
         self._running = [c for c in self._running if not c.is_done]
         self._queued = deque(c for c in self._queued if not c.is_done)
         self._threads = [thread for thread in self._threads if thread.is_alive()]
@@ -107,7 +104,17 @@ class GrammarCompiler:
         self._changed.wait(timeout_s)
         self._changed.clear()
 
+    def _give_up(self, compilation: Compilation) -> None:
+        """One that never began is forgotten: others were slow, and it may be asked for again."""
+        kind, limit = compilation.spec.kind.value, f"{self._time_limit_s:g} s"
+        if compilation in self._running:
+            compilation.error = f"compiling the {kind} takes longer than {limit}: simplify it"
+        else:
+            compilation.error = f"the {kind} has waited {limit} for others to be compiled: try again later"
+            del self._cache[compilation.spec]
+
     def _start(self, compilation: Compilation) -> None:
+        compilation.since_ts = self._clock()
         self._running.append(compilation)
         thread = threading.Thread(target=self._run, args=(compilation,), name="grammar", daemon=True)
         self._threads.append(thread)
