@@ -14,7 +14,7 @@ DEV := $(VENV)/.installed-dev
 CHECKED := $(wildcard python/sglang benchmark scripts sgl-kernel/python)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model serve demo test test-long bench-toggle bench-study bench-trace docs format clean distclean
+.PHONY: help setup model serve demo test test-long test-browser bench-toggle bench-study bench-trace docs format clean distclean
 
 help:  ## list the targets
 	@awk -F ':.*## +' '/^[a-z-]+:.*## / {printf "%-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -34,6 +34,12 @@ test: $(DEV) model  ## lint, types, and the test suite for the CPU
 
 test-long: $(DEV) model  ## the tests that take minutes
 	$(PY) -m pytest -m "long and not gpu" $(PYTEST_ARGS)
+
+test-browser: $(DEV) model  ## the live page in headless Chromium; installs what that needs (Chromium itself on Debian, as root)
+	$(PIP) install -r requirements/browser.txt
+	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && apt-get install -y --no-install-recommends chromium; } || \
+	{ echo "no chromium: install it (Debian: apt-get install chromium) and run this again" >&2; exit 1; }
+	$(PY) -m pytest test/registered/test_dashboard.py $(PYTEST_ARGS)
 
 bench-toggle: $(DEV) model  ## plain, speculative and toggled decoding at 1 to 64 streams
 	@exec $(PY) benchmark/spec_toggle/bench_toggle.py $(ARGS)

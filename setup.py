@@ -77,6 +77,7 @@ setup(
     packages=find_packages(where="python"),
     package_data={
         "sglang.benchmark": ["data/*.jsonl", "data/README.md"],
+        "sglang.srt.entrypoints": ["dashboard.html"],
         "sglang.embedded": [
             "smollm2-eagle3/config.json",
             "smollm2-eagle3/model.safetensors",

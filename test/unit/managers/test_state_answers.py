@@ -63,7 +63,7 @@ def test_the_state_is_told_while_a_step_runs(folder: Path, monkeypatch: pytest.M
 
     harness = SchedulerHarness(spec=SpecShape(3), speculative_disable_bs_threshold=2)
     asker = Asker(folder)
-    answer_states(folder, lambda: harness.scheduler.state)
+    answer_states(folder, lambda: harness.scheduler.state, harness.scheduler.live)
     assert asker.ask("idle").body["num_running_reqs"] == 0
     harness.send([1, 2, 3], max_new_tokens=30)
     assert asker.ask("queued").body["num_queue_reqs"] == 1

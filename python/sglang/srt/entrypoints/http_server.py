@@ -21,6 +21,7 @@ from starlette.types import ASGIApp
 from sglang.srt.entrypoints.admin_api import admin_router
 from sglang.srt.entrypoints.answering import error_message, openai_error
 from sglang.srt.entrypoints.context import ServerContext
+from sglang.srt.entrypoints.dashboard import dashboard_router
 from sglang.srt.entrypoints.drain import Drain
 from sglang.srt.entrypoints.health import generates, health_router
 from sglang.srt.entrypoints.middleware import (
@@ -53,6 +54,7 @@ def build_app(context: ServerContext) -> ASGIApp:
     app = FastAPI(title="SGLang-compatible server", openapi_url=None)
     app.include_router(native_router(context))
     app.include_router(admin_router(context.manager, context.request_log))
+    app.include_router(dashboard_router(context))
     app.include_router(health_router(context.manager, args.watchdog_timeout))
     app.include_router(openai_router(context))
     app.include_router(parse_router())

@@ -58,6 +58,7 @@ class ContinueRequest(Message, frozen=True):
 
 class GetStateRequest(Message, frozen=True):
     request_id: str
+    after_step: int | None = None  # the answer has a part "live" too: decode steps after that number
 
 
 class SetStateRequest(Message, frozen=True):

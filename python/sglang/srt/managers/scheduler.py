@@ -117,6 +117,7 @@ class Scheduler:
         )
         self._state = self._controls.internal_state(is_idle=True)
         metrics.constants(_constants(info))
+        self._report_load()
 
     def _make_planner(self, info: ExecutorInfo) -> Planner:
         prefill = PrefillPlanner(
@@ -266,6 +267,10 @@ class Scheduler:
     def state(self) -> dict[str, Any]:
         """As of the last step or message; another thread may read it at any time."""
         return self._state
+
+    def live(self, after_step: int) -> dict[str, Any]:
+        """The steps after that number, and the load; for any thread, as ``state``."""
+        return self._stats.live(after_step, self._clock())
 
     def _publish(self) -> None:
         """Before anything is sent, so that who has the answer finds it in the state too.

@@ -161,7 +161,7 @@ def serve(config: SchedulerProcessConfig, folder: Path, reply: Sender) -> None:
         config.args.soft_watchdog_timeout,
         lambda error: _end_with(error, folder),
     ).start()
-    answer_states(folder, lambda: {**scheduler.state, **pulse.figures()})
+    answer_states(folder, lambda: {**scheduler.state, **pulse.figures()}, scheduler.live)
     to_detokenizer.send(TokenBatch([]))  # opens the way: the detokenizer reports that it has come
     reply.send(Ready(NAME, dict(ready_info(executor.info))))
     run(scheduler, receiver, pulse)

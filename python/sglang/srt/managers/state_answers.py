@@ -24,8 +24,12 @@ def state_endpoint(folder: Path) -> str:
     return endpoint(folder, "state")
 
 
-def answer_states(folder: Path, state: Callable[[], dict[str, Any]]) -> None:
-    """Start the thread. ``state`` is called in it, and must not need the loop's help."""
+def answer_states(
+    folder: Path, state: Callable[[], dict[str, Any]], live: Callable[[int], dict[str, Any]]
+) -> None:
+    """Start the thread. ``state`` and ``live`` (of the steps after a number) are called in it, and must not
+    need the loop's help.
+    """
     # A context of its own: when the process ends, the others are closed by another thread.
     context: zmq.Context[Any] = zmq.Context()
     receiver = Receiver(state_endpoint(folder), state_decoder.decode, context)
@@ -35,7 +39,10 @@ def answer_states(folder: Path, state: Callable[[], dict[str, Any]]) -> None:
         while True:
             receiver.wait(None)
             for message in receiver.receive_all():
-                reply.send(ControlReply(message.request_id, ok=True, body=state()))
+                body = state()
+                if message.after_step is not None:
+                    body = {**body, "live": live(message.after_step)}
+                reply.send(ControlReply(message.request_id, ok=True, body=body))
 
     def serve_or_die() -> None:
         try:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sglang.srt.managers.metrics import DecodeReport, IntervalReport, Load, MetricsSink, PrefillReport
+from sglang.srt.managers.step_ring import StepRing, tokens_per_second
 from sglang.srt.speculative.toggle import Decision, SwitchCounter
 
 logger = logging.getLogger(__name__)
@@ -106,6 +107,8 @@ class StatsRecorder:
         self._decisions: dict[Decision, int] = {}
         self._last_draft_len = 0
         self._last_gen_throughput = 0.0
+        self._ring = StepRing()
+        self._load: Load | None = None
 
     # ---- fed by the scheduler ------------------------------------------------------------------
 
@@ -127,6 +130,7 @@ class StatsRecorder:
         self._last_draft_len = report.draft_len
         self._decode_steps[report.mode] += 1
         self._acceptance.add(report)
+        self._ring.add(report.draft_len, report.num_rows, report.num_tokens, self._last_commit_ts or 0.0)
         self._sink.decode_step(report)
         if decision is not None:
             if self._has_drafter:
@@ -155,6 +159,7 @@ class StatsRecorder:
         )  # fmt: skip
 
     def load(self, load: Load, num_evicted_tokens: int) -> None:
+        self._load = load
         self._sink.load(load)
         if num_evicted_tokens > self._num_evicted_tokens:
             self._sink.evicted(num_evicted_tokens - self._num_evicted_tokens)
@@ -197,6 +202,20 @@ class StatsRecorder:
         if self._acceptance.length is not None:
             figures["avg_spec_accept_length"] = self._acceptance.length
         return figures
+
+    def live(self, after_step: int, now: float) -> dict[str, Any]:
+        """What the page at /dashboard draws: steps after that number, and the load. For any thread."""
+        steps, load = self._ring.after(0), self._load
+        live: dict[str, Any] = {
+            "last_step": steps[-1].number if steps else 0,
+            "steps": [step.row for step in steps if step.number > after_step],
+            "tokens_per_second": round(tokens_per_second(steps, now), 2),
+        }
+        if load is not None:
+            live["kv_used_tokens"] = load.num_used_tokens
+            live["kv_evictable_tokens"] = load.num_evictable_tokens
+            live["kv_capacity_tokens"] = load.token_capacity
+        return live
 
     def _close_interval(self, report: DecodeReport, load: Load) -> None:
         interval, self._interval = self._interval, Interval()

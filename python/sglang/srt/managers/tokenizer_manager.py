@@ -210,8 +210,9 @@ class TokenizerManager:
     async def flush_cache(self) -> ControlReply:
         return await self._ask(lambda request_id: FlushCacheRequest(request_id))
 
-    async def get_state(self) -> dict[str, Any]:
-        reply = await self._ask(lambda request_id: GetStateRequest(request_id))
+    async def get_state(self, after_step: int | None = None) -> dict[str, Any]:
+        """``after_step``: with the part "live", which has the decode steps after that number."""
+        reply = await self._ask(lambda request_id: GetStateRequest(request_id, after_step))
         if not reply.ok:
             raise RequestError(reply.error, status_code=503)
         return reply.body
