@@ -84,7 +84,7 @@ def build_scheduler(args: ServerArgs, executor: Executor, to_detokenizer: Sender
         config=scheduler_config(args, info),
         policy=decide_by_threshold,
         cache=NoCache() if args.disable_radix_cache else RadixCache(info.page_size),
-        decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=False),
+        decode=tokenizer.decode_shown,
         eos_ids=eos_ids,
         emit=to_detokenizer.send,
         reply=reply.send,

@@ -54,6 +54,18 @@ class TextTokenizer:
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         return self._codec.decode(ids, skip_special_tokens)
 
+    def decode_shown(self, ids: list[int]) -> str:
+        """As a client sees it that is shown everything, of ids that may begin or end inside a character.
+
+        With byte fallback the library gives up every byte of a run that isn't valid as a whole, those of
+        characters that are complete too.
+        """
+        if not self.has_byte_fallback:
+            return self.decode(ids, skip_special_tokens=False)
+        text = b"".join(map(self.token_bytes, ids)).decode("utf-8", errors="replace")
+        drops_blank = text.startswith(" ") and not self.decode(ids[:1], False).startswith(" ")
+        return text[1:] if drops_blank else text
+
     def special_token(self, name: str) -> str | None:
         """``bos_token``, ``eos_token``, … as text."""
         value = self.config.get(name)
