@@ -114,7 +114,9 @@ def report(measured: Measured | None, links: str) -> str:
         basis = (
             f"From step times of one rank on an H200 ({same} layers; copying at"
             f" {measured.bandwidth / 1e12:.2f} TB/s). A range: what a step took there beside reading its"
-            " bytes grows as reading does (the lower rate), or stays as it is (the higher)."
+            " bytes grows as reading does (the lower rate), or stays as it is (the higher). Batches between"
+            " those measured (1, 4, 16 and 64, as far as the cache held them) lie between them, larger ones"
+            " are taken to be as the largest."
         )
     sections = [
         basis,

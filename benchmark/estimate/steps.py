@@ -91,9 +91,20 @@ class Measured:
         return Measured(stack["layers"], stack["bandwidth"], steps)
 
     def beside_reading(self, batch: int, context: int, queries: int) -> tuple[float, float] | None:
-        """The share of the limit that was reached, and the seconds beyond it; None: it was not measured."""
-        found = self.steps.get((batch, context, queries))
-        return None if found is None else (found[1] / found[0], (found[0] - found[1]) / 1e3)
+        """The share of the limit that was reached, and the seconds beyond it, of the batches measured on both
+        sides, or of the nearest one; None: nothing of this context was."""
+        batches = sorted(b for b, c, q in self.steps if (c, q) == (context, queries))
+        if not batches:
+            return None
+        low = max((b for b in batches if b <= batch), default=batches[0])
+        high = min((b for b in batches if b >= batch), default=batches[-1])
+        part = (batch - low) / (high - low) if high > low else 0.0
+        ends = []
+        for step in (low, high):
+            ms, limit = self.steps[step, context, queries]
+            ends.append((limit / ms, (ms - limit) / 1e3))
+        (share, beyond), (share_high, beyond_high) = ends
+        return share + part * (share_high - share), beyond + part * (beyond_high - beyond)
 
 
 @dataclass(frozen=True, slots=True)

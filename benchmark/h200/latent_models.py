@@ -115,6 +115,8 @@ class Case:
     def folders(self, root: Path, tiny: bool) -> tuple[Path, Path | None]:
         """Target and drafter, written."""
         sizes = (TINY if tiny else SIZES) | dict(self.config)
+        if self.write is write_tiny_qwen3_moe:
+            sizes.pop("n_routed_experts", None)  # it has another name for them, and no bias
         target = self.write(root / self.name, **sizes)
         if self.packed is not None:
             target, _ = write_quantised(target, root / f"{self.name}-packed", PACKED[self.packed])
