@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
@@ -119,6 +120,15 @@ async def _wait_until_gone(receive: Receive) -> None:
         pass
 
 
+@dataclass(frozen=True, slots=True)
+class StreamForm:
+    """How events, an error among them, and the end of a stream are written."""
+
+    encode: Callable[[dict[str, Any]], bytes]
+    error: ErrorShape
+    end: bytes
+
+
 class EventStream(Response):
     """Server-sent events. An error before the first event is an ordinary error response."""
 
@@ -130,6 +140,7 @@ class EventStream(Response):
         manager: TokenizerManager,
         group: Group,
         shape: ErrorShape,
+        form: StreamForm | None = None,
     ) -> None:
         super().__init__(headers={"cache-control": "no-cache"}, media_type=self.media_type)
         del self.headers["content-length"]
@@ -137,6 +148,7 @@ class EventStream(Response):
         self._manager = manager
         self._group = group
         self._shape = shape
+        self._form = form or StreamForm(_event, _stream_error, DONE)
         self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -150,12 +162,12 @@ class EventStream(Response):
     async def _send_all(self, send: Send) -> RequestError | None:
         try:
             async for event in self._events:
-                await self._send(send, _event(event))
+                await self._send(send, self._form.encode(event))
         except RequestError as error:
             if not self._started:
                 return error
-            await self._send(send, _event(_stream_error(error)))
-        await self._send(send, DONE)
+            await self._send(send, self._form.encode(self._form.error(error)))
+        await self._send(send, self._form.end)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
         return None
 

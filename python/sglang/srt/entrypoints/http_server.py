@@ -20,6 +20,7 @@ from starlette.types import ASGIApp
 
 from sglang.srt.entrypoints.admin_api import admin_router
 from sglang.srt.entrypoints.answering import error_message, openai_error
+from sglang.srt.entrypoints.anthropic.api import anthropic_router
 from sglang.srt.entrypoints.context import ServerContext
 from sglang.srt.entrypoints.dashboard import dashboard_router
 from sglang.srt.entrypoints.drain import Drain
@@ -36,6 +37,7 @@ from sglang.srt.entrypoints.openai.api import openai_router
 from sglang.srt.entrypoints.parse_api import parse_router
 from sglang.srt.entrypoints.prepare import Prepared, StartError
 from sglang.srt.entrypoints.server_runtime import ServerRuntime, metrics_folder
+from sglang.srt.entrypoints.tokenize_api import tokenize_router
 from sglang.srt.managers.text_request import RequestError
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.utils.log import say
@@ -57,6 +59,8 @@ def build_app(context: ServerContext) -> ASGIApp:
     app.include_router(dashboard_router(context))
     app.include_router(health_router(context.manager, args.watchdog_timeout))
     app.include_router(openai_router(context))
+    app.include_router(anthropic_router(context))
+    app.include_router(tokenize_router(context))
     app.include_router(parse_router())
     app.add_exception_handler(RequestValidationError, _invalid_body)
     app.add_exception_handler(HTTPException, _http_error)

@@ -79,7 +79,7 @@ class TokenizerManager:
             RequestError: one of them can't be served.
         """
         self._refuse_if_closing()
-        prompts = [await self._tokenize(request) for request in requests]
+        prompts = [await self.tokenize(request) for request in requests]
         await self._resumed.wait()
         self._refuse_if_closing()
         group = Group()
@@ -140,7 +140,7 @@ class TokenizerManager:
             return self._seeds.getrandbits(_SEED_BITS)
         return sample_seed(sampling.sampling_seed, index)
 
-    async def _tokenize(self, request: TextRequest) -> list[int]:
+    async def tokenize(self, request: TextRequest) -> list[int]:
         prompt = request.prompt
         if isinstance(prompt, str) and _LONE_SURROGATE.search(prompt):
             raise RequestError("the prompt is not valid Unicode: it has a lone surrogate")

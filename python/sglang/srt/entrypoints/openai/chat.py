@@ -26,6 +26,7 @@ from sglang.srt.entrypoints.openai.reply_format import (
     reply_format,
 )
 from sglang.srt.managers.text_request import RequestError, Sample, TextRequest
+from sglang.srt.parser.reply import ReplyFormat
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -35,14 +36,8 @@ async def answer_chat(request: Request, body: ChatBody, context: ServerContext) 
     Raises:
         RequestError: the request can't be served.
     """
-    body.refuse_unsupported()
     manager = context.manager
-    tools = offered_tools(body)
-    text_request = chat_request(body, context, tools)
-    end = prompt_end(text_request.prompt, manager.tokenizer)
-    form = reply_format(body, context.args, tools, end)
-    where = reasoning_end(body, context.args, end, manager.tokenizer)
-    text_request = replace(text_request, reasoning_end=where)
+    text_request, form = prepare_chat(body, context)
     group = await manager.submit([text_request])
     envelope = {
         "id": text_request.rid,
@@ -64,6 +59,22 @@ async def answer_chat(request: Request, body: ChatBody, context: ServerContext) 
         return gone_response()
     whole = [whole_choice(index, sample, form) for index, sample in enumerate(samples)]
     return JSONResponse({**envelope, "choices": whole, "usage": usage(samples, count_reasoning)})
+
+
+def prepare_chat(body: ChatBody, context: ServerContext) -> tuple[TextRequest, ReplyFormat]:
+    """What is sent to the model, and how its reply is to be read.
+
+    Raises:
+        RequestError: the request can't be served.
+    """
+    body.refuse_unsupported()
+    tokenizer = context.manager.tokenizer
+    tools = offered_tools(body)
+    text_request = chat_request(body, context, tools)
+    end = prompt_end(text_request.prompt, tokenizer)
+    form = reply_format(body, context.args, tools, end)
+    where = reasoning_end(body, context.args, end, tokenizer)
+    return replace(text_request, reasoning_end=where), form
 
 
 def chat_request(body: ChatBody, context: ServerContext, tools: list[dict[str, Any]]) -> TextRequest:

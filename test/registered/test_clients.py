@@ -1,0 +1,110 @@
+"""Real clients: the Python packages of OpenAI and Anthropic. Run alone: pytest THIS_FILE"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anthropic
+import openai
+from helpers.server import ServerTestCase, write_tiny_pair
+
+KEY = "a-key"
+USER: Any = [{"role": "user", "content": "Hello"}]
+TEMPLATE = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}"
+    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{{ m['tool_calls'] or '' }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+ENDLESS: Any = {"ignore_eos": True}
+GREEDY: Any = {"temperature": 0}  # Anthropic's client has no name for it
+
+
+class TestClients(ServerTestCase):
+    headers = {"x-api-key": KEY.encode()}
+
+    @classmethod
+    def server_flags(cls) -> list[str]:
+        target, _ = write_tiny_pair(cls.models)
+        template = cls.models / "template.jinja"
+        template.write_text(TEMPLATE)
+        flags = ["--model-path", str(target), "--api-key", KEY, "--chat-template", str(template)]
+        return [*flags, "--skip-server-warmup", "--tool-call-parser", "hermes", "--reasoning-parser", "qwen3"]
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        super().setUpClass()
+        url = cls.server.url
+        cls.openai = openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0)
+        cls.anthropic = anthropic.Anthropic(base_url=url, api_key=KEY, max_retries=0)
+        cls.addClassCleanup(cls.openai.close)
+        cls.addClassCleanup(cls.anthropic.close)
+
+    def test_openai_chat(self) -> None:
+        asked: Any = {"model": "m", "messages": USER, "max_tokens": 8, "temperature": 0}
+        whole = self.openai.chat.completions.create(**asked, extra_body=ENDLESS)
+        options: Any = {"include_usage": True}
+        chunks = list(
+            self.openai.chat.completions.create(
+                **asked, stream=True, stream_options=options, extra_body=ENDLESS
+            )
+        )
+        text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
+        self.assertEqual(text, whole.choices[0].message.content)
+        self.assertEqual(chunks[-1].usage, whole.usage)
+        with self.assertRaises(openai.BadRequestError) as caught:
+            self.openai.chat.completions.create(**{**asked, "max_tokens": 5000})
+        self.assertIn("4096", caught.exception.message)
+
+    def test_messages_whole_and_streamed(self) -> None:
+        asked: Any = {
+            "model": "m",
+            "messages": USER,
+            "max_tokens": 9,
+            "extra_body": GREEDY | ENDLESS,
+        }
+        asked["system"] = [{"type": "text", "text": "Be short"}]
+        whole = self.anthropic.messages.create(**asked)
+        self.assertEqual((whole.type, whole.role, whole.stop_reason), ("message", "assistant", "max_tokens"))
+        counted = self.anthropic.messages.count_tokens(model="m", messages=USER, system=asked["system"])
+        usage = whole.usage
+        self.assertEqual(counted.input_tokens, usage.input_tokens + (usage.cache_read_input_tokens or 0))
+        self.assertEqual(counted.input_tokens, len("<system>Be short\n<user>Hello\n<assistant>"))
+        with self.anthropic.messages.stream(**asked) as stream:
+            final = stream.get_final_message()
+        self.assertEqual([b.text for b in final.content], [b.text for b in whole.content])
+        self.assertEqual(final.stop_reason, whole.stop_reason)
+        self.assertEqual(final.usage.output_tokens, usage.output_tokens)
+
+    def test_messages_errors(self) -> None:
+        wrong: list[tuple[dict[str, Any], str]] = [
+            ({"max_tokens": 5000}, "4096"),
+            ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "image"),
+            ({"messages": [{"role": "system", "content": "x"}]}, "system"),
+            ({"thinking": {"type": "maybe"}}, "thinking"),
+            ({"tool_choice": {"type": "maybe"}}, "tool_choice"),
+            ({"system": [{"type": "text"}]}, "system"),
+        ]
+        for change, word in wrong:
+            body = {"model": "m", "messages": USER, "max_tokens": 4, **change}
+            for stream in (False, True):
+                answer = self.post("/v1/messages", **body, stream=stream)
+                self.assertEqual(answer.status_code, 400, change)
+                self.assertEqual(answer.json()["error"]["type"], "invalid_request_error")
+                self.assertIn(word, answer.json()["error"]["message"])
+        self.assertEqual(self.post("/v1/messages", messages=USER).status_code, 400)
+
+    def test_tokens_and_back(self) -> None:
+        for prefix in ("", "/v1"):
+            for prompt, tokens in (("héllo", list("héllo".encode())), (["a", "bc"], [[97], [98, 99]])):
+                made = self.post(f"{prefix}/tokenize", prompt=prompt).json()
+                self.assertEqual((made["tokens"], made["max_model_len"]), (tokens, 4096))
+                self.assertEqual(self.post(f"{prefix}/detokenize", tokens=tokens).json(), {"text": prompt})
+        for path, body in (
+            ("/tokenize", {"prompt": 1}),
+            ("/tokenize", {"prompt": "a", "add_special_tokens": 3}),
+            ("/tokenize", []),
+            ("/detokenize", {"tokens": [10**9]}),
+            ("/detokenize", {"tokens": "a"}),
+            ("/detokenize", {"tokens": [1, [2]]}),
+        ):
+            self.assertEqual(self.client.post(path, json=body).status_code, 400, (path, body))
