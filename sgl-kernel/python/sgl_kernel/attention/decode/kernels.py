@@ -87,6 +87,29 @@ def _attend_chunk(
 
 
 @triton.jit
+def row_tokens(query_start, row, Q: tl.constexpr, RAGGED: tl.constexpr):
+    """A row's first token of the step, and how many it has."""
+    first = row * Q
+    count = tl.full([], Q, tl.int32)
+    if RAGGED:
+        first = tl.load(query_start + row).to(tl.int32)
+        count = tl.load(query_start + row + 1).to(tl.int32) - first
+    return first, count
+
+
+@triton.jit
+def tree_words(bits, token, there, WORDS: tl.constexpr):
+    """What a node of a tree sees of the others: [BM] each, zeros where nothing is masked by words."""
+    low = tl.zeros(token.shape, tl.int64)
+    high = low
+    if WORDS > 0:
+        low = tl.load(bits + token * WORDS, mask=there, other=0)
+    if WORDS > 1:
+        high = tl.load(bits + token * WORDS + 1, mask=there, other=0)
+    return low, high
+
+
+@triton.jit
 def decode_kernel(
     q, out, kv, items, base_lens, query_start, bits, page_table, kv_scale, partial, sums, counters,
     cos, sin, positions, places, q_weight, k_weight, eps,
@@ -113,11 +136,7 @@ def decode_kernel(
     if row < 0:
         return
     base = tl.load(base_lens + row).to(tl.int32)
-    first_token = row * Q
-    num_queries = tl.full([], Q, tl.int32)
-    if RAGGED:
-        first_token = tl.load(query_start + row).to(tl.int32)
-        num_queries = tl.load(query_start + row + 1).to(tl.int32) - first_token
+    first_token, num_queries = row_tokens(query_start, row, Q, RAGGED)
     # A plan may have been made for longer rows.
     end = tl.minimum(planned_end, base + (EXTRA - Q) + num_queries if RAGGED else base + EXTRA)
     pages = page_table + slot.to(tl.int64) * table_stride
@@ -133,12 +152,7 @@ def decode_kernel(
     heads = (head * G + m % G) * D
     inside = asked[:, None] & (d < D)[None, :]
     q_rows = q + token.to(tl.int64)[:, None] * q_stride + heads[:, None]
-    low = tl.zeros([BM], tl.int64)
-    high = low
-    if WORDS > 0:
-        low = tl.load(bits + token * WORDS, mask=m < M, other=0)
-    if WORDS > 1:
-        high = tl.load(bits + token * WORDS + 1, mask=m < M, other=0)
+    low, high = tree_words(bits, token, m < M, WORDS)
     if TURN:
         new_kv = kv
         if SCRATCH:
@@ -168,8 +182,7 @@ def decode_kernel(
         # A row that sees nothing (padding) has a norm of 0 and gives 0.
         result = acc * (value_scale / tl.where(norm == 0.0, 1.0, norm))[:, None]
         if RAGGED:  # once more: the loop needs the registers
-            first_token = tl.load(query_start + row).to(tl.int32)
-            num_queries = tl.load(query_start + row + 1).to(tl.int32) - first_token
+            first_token, num_queries = row_tokens(query_start, row, Q, RAGGED)
             token = first_token + query
             inside = (m < num_queries * G)[:, None] & (d < D)[None, :]
         out_at = token.to(tl.int64)[:, None] * (NKV * G * D) + heads[:, None] + d[None, :]
