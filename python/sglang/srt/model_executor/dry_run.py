@@ -12,8 +12,8 @@ from sglang.srt.model_executor.step_plan import PAD_SLOT, PrefillChunk, StepKind
 
 
 def largest_prefill(num_tokens: int, num_slots: int, context_len: int) -> StepPlan:
-    """Of ``num_tokens`` tokens in as many rows as there are slots, each of which chooses a token; the first has
-    the longest prefix there may be."""
+    """Of ``num_tokens`` tokens in as many rows as there are slots, each of which chooses a token; the first
+    has the longest prefix there may be."""
     num_tokens = min(num_tokens, num_slots * context_len)
     num_rows = min(num_slots, num_tokens)
     lengths = [num_tokens // num_rows + (row < num_tokens % num_rows) for row in range(num_rows)]

@@ -1,6 +1,6 @@
 """Launch constants of latent attention, by what they depend on, with the reasons.
 
-Those for sm_90 are measured (``benchmark/attention/mla_speed.py --sweep``): with 8 heads 0.77 of copy bandwidth
+Those for sm_90 are measured (``benchmark/attention/mla_speed.py --sweep``): with 8 heads 0.77 of copying
 for 16 rows of 16,384 places, where constants chosen by registers alone gave 0.33; with 64 heads 61 us for 64
 rows of 1,024 places instead of 97. The others are chosen from compiled shared memory and registers.
 """
