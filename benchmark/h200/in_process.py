@@ -19,7 +19,14 @@ from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.managers.scheduler_config import SchedulerConfig
 from sglang.srt.mem_cache.prefix_cache import NoCache, PrefixCache
 from sglang.srt.model_executor.executor import Executor, PendingStep
-from sglang.srt.model_executor.step_plan import ExecutorInfo, PrefillChunk, StepPlan, StepResult
+from sglang.srt.model_executor.step_plan import (
+    ExecutorInfo,
+    PrefillChunk,
+    StepDrafts,
+    StepMidInput,
+    StepPlan,
+    StepResult,
+)
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.speculative.controller import AutoController, CommittedStep
 from sglang.srt.speculative.cost_table import CostTable
@@ -120,6 +127,9 @@ class RecordingExecutor:
         launched = self._clock.now()
         return _Recorded(self, plan, self._executor.launch(plan), self.label, launched)
 
+    def supply(self, masks: StepMidInput) -> None:
+        self._executor.supply(masks)
+
     def shutdown(self) -> None:
         self._executor.shutdown()
 
@@ -155,6 +165,9 @@ class _Recorded:
     pending: PendingStep
     label: str
     launched_s: float
+
+    def drafts(self) -> StepDrafts:
+        return self.pending.drafts()
 
     def wait(self) -> StepResult:
         result = self.pending.wait()

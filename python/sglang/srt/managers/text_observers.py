@@ -59,7 +59,9 @@ class EndsOnly:
 def times_of(sample: Sample) -> dict[str, float]:
     """Seconds, as far as they are known: waiting, to the first token, from there to the end, all of it."""
     stats, end = sample.stats, sample.finished_ts
-    points = [("queue_time", sample.created_ts, stats.admitted_ts)]
+    points: list[tuple[str, float | None, float | None]] = [
+        ("queue_time", sample.created_ts, stats.admitted_ts)
+    ]
     points += [("time_to_first_token", sample.created_ts, stats.first_token_ts)]
     points += [("decode_time", stats.first_token_ts, end), ("e2e_latency", sample.created_ts, end)]
     return {
