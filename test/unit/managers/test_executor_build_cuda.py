@@ -132,7 +132,7 @@ def test_what_is_built_puts_out_what_a_cpu_does(
     assert split.sizes.by_draft_len == {g.draft_len: (1, 2, 4, 6) for g in graphs}
 
 
-@pytest.mark.parametrize("shape", [(3, 1, 4), (2, 3, 6)])
+@pytest.mark.parametrize("shape", [pytest.param((3, 1, 4), marks=pytest.mark.long), (2, 3, 6)])
 def test_latent_models_and_their_drafters_are_built_too(shape: tuple[int, int, int]) -> None:
     family, drafter = "kimi-k2.5", "eagle3-mla"
     folders = {

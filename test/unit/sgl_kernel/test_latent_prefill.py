@@ -54,7 +54,7 @@ def compare(shape: LatentShape, starts: list[int], lens: list[int], segment_keys
 
 def body_numerics() -> None:
     small = LatentShape(2, 20, 12, 24, 32, 4)
-    assert compare(small, [0, 37, 5], [70, 3, 1], 10_000) == 1
+    assert compare(small, [37, 5], [3, 1], 10_000) == 1
     assert compare(small, [40, 0], [66, 9], 48) == 3  # whole segments behind some queries, and across chunks
     assert compare(LatentShape(1, 16, 16, 16, 16, 1), [0], [5], 2) == 3
 
@@ -99,7 +99,7 @@ def test_every_query_meets_every_key_once(
 
 
 @pytest.mark.parametrize("info", [H200, RTX_PRO_6000], ids=lambda info: f"sm_{info.arch}")
-@pytest.mark.parametrize("nope, v", [(128, 128), (192, 256)], ids=["kimi", "glm-5"])
+@pytest.mark.parametrize("nope, v", [(128, 128), pytest.param(192, 256, marks=pytest.mark.long)])
 def test_fits(nope: int, v: int, info: DeviceInfo) -> None:
     heads, rope, rank, num_keys, tokens = 8, 64, 512, 4096, 2048
 

@@ -98,6 +98,9 @@ def check_world(world: World, interleaved: bool, dtype: torch.dtype) -> None:
 
 def body_numerics() -> None:
     check_world(World(3, 2, 5, 20, 12, 24, 4), True, torch.float32)
+
+
+def body_more() -> None:
     check_world(World(1, 1, 9, 16, 16, 40, 1), False, torch.float32)
     check_world(World(17, 1, 2, 8, 4, 150, 3), True, FP8)  # 17 rows: two tiles' worth; 150: two blocks
 
@@ -118,9 +121,18 @@ def body_parts() -> None:
     assert cache[3:6].isfinite().all() and cache[6:9].isnan().all(), "row 1 is padding"
 
 
-@pytest.mark.parametrize("body", ["body_numerics", "body_parts"])
-def test_numerics(body: str) -> None:
-    interpret(__file__, body)
+def body_all() -> None:
+    body_numerics()
+    body_parts()
+
+
+def test_numerics() -> None:
+    interpret(__file__, "body_all")
+
+
+@pytest.mark.long
+def test_more_numerics() -> None:
+    interpret(__file__, "body_more")
 
 
 def meta(*size: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -131,7 +143,7 @@ def meta(*size: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     "heads, nope, rope, rank, v, cache",
     [
         (8, 128, 64, 512, 128, torch.bfloat16),  # Kimi-K2 on one of 8 ranks
-        (64, 192, 64, 512, 256, FP8),  # GLM-5 whole
+        pytest.param(64, 192, 64, 512, 256, FP8, marks=pytest.mark.long),  # GLM-5 whole
     ],
 )
 def test_kernels_fit(heads: int, nope: int, rope: int, rank: int, v: int, cache: torch.dtype) -> None:
