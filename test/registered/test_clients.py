@@ -81,6 +81,8 @@ class TestClients(ServerTestCase):
             ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "image"),
             ({"messages": [{"role": "system", "content": "x"}]}, "system"),
             ({"thinking": {"type": "maybe"}}, "thinking"),
+            ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "budget_tokens"),
+            ({"mcp_servers": []}, "mcp_servers"),
             ({"tool_choice": {"type": "maybe"}}, "tool_choice"),
             ({"system": [{"type": "text"}]}, "system"),
         ]

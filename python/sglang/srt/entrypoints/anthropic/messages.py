@@ -11,13 +11,14 @@ from sglang.srt.entrypoints.openai.protocol import ChatBody
 from sglang.srt.managers.text_request import RequestError
 
 Block = dict[str, Any]
+_HARMLESS = {"metadata", "service_tier", "stream"}  # they change nothing of a reply; counting has no stream
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 class PromptBody(BaseModel):
     """What makes the prompt: all that counting tokens needs."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="allow")
 
     model: str = ""
     messages: Annotated[list[Block], Field(fail_fast=True)]
@@ -31,6 +32,8 @@ class PromptBody(BaseModel):
         Raises:
             RequestError: a block is of a kind that isn't served.
         """
+        if unknown := sorted(set(self.model_extra or {}) - _HARMLESS):
+            raise RequestError(f"{', '.join(unknown)}: not supported by this server; leave it out")
         messages: list[Block] = []
         if self.system:
             messages.append({"role": "system", "content": _text(self.system, "system", "")})
@@ -61,6 +64,8 @@ class PromptBody(BaseModel):
         kind = self.thinking.get("type")
         if kind not in ("enabled", "disabled", "adaptive"):
             raise RequestError('thinking.type must be "enabled", "disabled" or "adaptive"')
+        if "budget_tokens" in self.thinking:
+            raise RequestError("thinking.budget_tokens is not supported: leave it out, and use max_tokens")
         wanted = kind != "disabled"
         return {"chat_template_kwargs": {"enable_thinking": wanted, "thinking": wanted}}
 
@@ -72,9 +77,10 @@ class MessagesBody(PromptBody):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    ignore_eos: bool | None = None  # SGLang's
 
     def chat_fields(self) -> dict[str, Any]:
-        own = self.model_dump(include={"max_tokens", "stream", "temperature", "top_p", "top_k"})
+        own = self.model_dump(include={"max_tokens", "stream", "temperature", "top_p", "top_k", "ignore_eos"})
         return super().chat_fields() | own | {"stop": self.stop_sequences}
 
 
