@@ -13,8 +13,7 @@ from sgl_kernel.attention import View
 from sgl_kernel.attention.mla.indexing.op import choose_places
 from sgl_kernel.attention.mla.indexing.plan import IndexWorkspace
 from sgl_kernel.attention.mla.op import LatentWorkspace, latent_attention, write_latents
-from sgl_kernel.attention.mla.preparing.ops import absorb_queries, latent_values
-from sgl_kernel.rope.ops import TokenRows
+from sgl_kernel.attention.mla.preparing.ops import latent_values
 from sglang.srt.configs.mla_config import IndexConfig
 from sglang.srt.layers.attention.base import (
     Block,
@@ -39,11 +38,11 @@ from sglang.srt.layers.attention.mla_sparse_chunks import (
     write_index_keys,
 )
 from sglang.srt.layers.attention.mla_triton import (
-    MAX_PDL_TOKENS,
     HeadSizes,
     TritonMLA,
-    new_latents,
-    rope_tables,
+    absorb_and_write,
+    overlaps,
+    token_slots,
 )
 from sglang.srt.mem_cache.mla_pool import MLAKVPool
 
@@ -167,32 +166,14 @@ class _SparseLayers:
     def __init__(self, backend: TritonSparseMLA, plan: SparsePlan) -> None:
         self._backend = backend
         self._plan = plan
-        rows = plan.index.rows
-        queries, slots = rows.view.query_len, rows.slots
-        # [T] int64: which tokens are padding
-        self._slots = slots
-        if queries > 1:
-            self._slots = slots.repeat_interleave(queries, output_size=queries * slots.shape[0])
+        self._slots = token_slots(plan.index.rows)
         self._has_chosen = False
 
     def __call__(self, layer: int, product: Product) -> torch.Tensor:
         assert isinstance(product, RawLatents)
         backend, rows, heads = self._backend, self._plan.index.rows, product.heads
-        assert rows.view.writes == (len(product.down) > 0), "Block.NONE writes nothing, the others do"
-        latents = backend.pool.layer_latents(layer)
-        scratch = backend.layer_scratch(layer) if rows.view.scratch else None
-        target = latents if scratch is None else scratch.flatten(0, 1)
-        q, pdl = product.q, len(product.q) <= MAX_PDL_TOKENS
-        queries = absorb_queries(
-            q,
-            heads.weight,
-            q.new_empty(*q.shape[:2], latents.shape[1]),
-            new_latents(product, target, rows.places),
-            rope_tables(product),
-            TokenRows(self._slots, product.positions.of_tokens),
-            interleaved=product.interleaved,
-            pdl=pdl,
-        )
+        queries, scratch = absorb_and_write(backend, layer, product, rows, self._slots)
+        latents, pdl = backend.pool.layer_latents(layer), overlaps(product)
         self._choose(layer, product, pdl)
         sums = latent_attention(queries, latents, self._plan.over, product.scale, scratch=scratch)
         return latent_values(sums, heads.weight[:, heads.key_dim :], pdl=pdl)

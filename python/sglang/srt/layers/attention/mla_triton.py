@@ -183,38 +183,55 @@ def new_latents(product: RawLatents, latents: torch.Tensor, places: torch.Tensor
     return NewLatents(product.down, norm, latents, places=places, pad_slot=PAD_SLOT)
 
 
+def overlaps(product: RawLatents) -> bool:
+    """Whether small launches overlap with the kernel ahead of them."""
+    return len(product.q) <= MAX_PDL_TOKENS
+
+
+def token_slots(plan: DecodePlan) -> torch.Tensor:
+    """[T] int64: a token of the pad slot is padding."""
+    queries, slots = plan.view.query_len, plan.slots
+    return slots if queries == 1 else slots.repeat_interleave(queries, output_size=queries * slots.shape[0])
+
+
+def absorb_and_write(
+    backend: TritonMLA, layer: int, product: RawLatents, plan: DecodePlan, slots: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Decode rows' queries taken to the latents, [T, nq, R + r], and what is new written; and the layer's
+    scratch places, if the plan has any. slots: ``token_slots(plan)``."""
+    assert plan.view.writes == (len(product.down) > 0), "Block.NONE writes nothing, the others do"
+    latents = backend.pool.layer_latents(layer)
+    scratch = backend.layer_scratch(layer) if plan.view.scratch else None
+    target = latents if scratch is None else scratch.flatten(0, 1)
+    q = product.q
+    queries = absorb_queries(
+        q,
+        product.heads.weight,
+        q.new_empty(*q.shape[:2], latents.shape[1]),
+        new_latents(product, target, plan.places),
+        rope_tables(product),
+        TokenRows(slots, product.positions.of_tokens),
+        interleaved=product.interleaved,
+        pdl=overlaps(product),
+    )
+    return queries, scratch
+
+
 class _DecodeLayers:
     """Rows of Q queries each by one plan, which is good until the backend's next one."""
 
     def __init__(self, backend: TritonMLA, plan: DecodePlan) -> None:
         self._backend = backend
         self._plan = plan
-        queries, slots = plan.view.query_len, plan.slots
-        # [T] int64: which tokens are padding
-        self._slots = slots
-        if queries > 1:
-            self._slots = slots.repeat_interleave(queries, output_size=queries * slots.shape[0])
+        self._slots = token_slots(plan)
 
     def __call__(self, layer: int, product: Product) -> torch.Tensor:
         assert isinstance(product, RawLatents) and not product.sparse, "these attend to all places"
         backend, plan, heads = self._backend, self._plan, product.heads
-        assert plan.view.writes == (len(product.down) > 0), "Block.NONE writes nothing, the others do"
+        queries, scratch = absorb_and_write(backend, layer, product, plan, self._slots)
         latents = backend.pool.layer_latents(layer)
-        scratch = backend.layer_scratch(layer) if plan.view.scratch else None
-        target = latents if scratch is None else scratch.flatten(0, 1)
-        q, pdl = product.q, len(product.q) <= MAX_PDL_TOKENS
-        queries = absorb_queries(
-            q,
-            heads.weight,
-            q.new_empty(*q.shape[:2], latents.shape[1]),
-            new_latents(product, target, plan.places),
-            rope_tables(product),
-            TokenRows(self._slots, product.positions.of_tokens),
-            interleaved=product.interleaved,
-            pdl=pdl,
-        )
         sums = latent_attention(queries, latents, plan, product.scale, scratch=scratch)
-        return latent_values(sums, heads.weight[:, heads.key_dim :], pdl=pdl)
+        return latent_values(sums, heads.weight[:, heads.key_dim :], pdl=overlaps(product))
 
 
 class _PrefillLayers:

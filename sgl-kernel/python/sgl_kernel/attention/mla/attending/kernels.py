@@ -7,7 +7,7 @@ So a block of the cache is loaded once and multiplied twice.
 import triton
 import triton.language as tl
 
-from sgl_kernel.attention.decode.kernels import place_offset, row_places, seen_by
+from sgl_kernel.attention.decode.kernels import place_offset, row_places, seen_by, tree_words
 from sgl_kernel.attention.decode.merging.kernels import merge_levels
 from sgl_kernel.attention.decode.planning.kernels import ITEM_FIELDS
 from sgl_kernel.common.kernels import begin_dependent
@@ -78,12 +78,7 @@ def latent_kernel(
     inside = (m < M)[:, None] & (d < R)[None, :]
     queries = tl.load(q_rows + d[None, :], mask=inside, other=0.0).to(CT)
     ropes = tl.load(q_rows + R + r[None, :], mask=(m < M)[:, None] & (r < ROPE)[None, :], other=0.0).to(CT)
-    low = tl.zeros([BM], tl.int64)
-    high = low
-    if WORDS > 0:
-        low = tl.load(bits + token * WORDS, mask=m < M, other=0)
-    if WORDS > 1:
-        high = tl.load(bits + token * WORDS + 1, mask=m < M, other=0)
+    low, high = tree_words(bits, token, m < M, WORDS)
     rope_scale = scale
     value_scale = 1.0
     if SCALED:

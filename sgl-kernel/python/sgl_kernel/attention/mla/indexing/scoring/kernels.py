@@ -6,7 +6,7 @@ Rows of a tile are (query, head) pairs: row m is query m // H and head m % H.
 import triton
 import triton.language as tl
 
-from sgl_kernel.attention.decode.kernels import place_offset, row_places, seen_by
+from sgl_kernel.attention.decode.kernels import place_offset, row_places, seen_by, tree_words
 from sgl_kernel.attention.decode.planning.kernels import ITEM_FIELDS
 from sgl_kernel.common.kernels import begin_dependent
 
@@ -61,12 +61,7 @@ def score_kernel(
     queries = tl.load(q + at, mask=there[:, None] & (d < D)[None, :], other=0.0).to(CT)
     weight = tl.load(weights + token * weight_stride + head, mask=there, other=0.0)
     own = tl.program_id(0) * QB + tl.arange(0, QB)
-    low = tl.zeros([QB], tl.int64)
-    high = low
-    if WORDS > 0:
-        low = tl.load(bits + (row * Q + own) * WORDS, mask=own < Q, other=0)
-    if WORDS > 1:
-        high = tl.load(bits + (row * Q + own) * WORDS + 1, mask=own < Q, other=0)
+    low, high = tree_words(bits, row * Q + own, own < Q, WORDS)
     local = (row - first_row) * Q + own
     lines = scores + local.to(tl.int64)[:, None] * score_stride
     top = tl.full([QB], LOWEST, tl.int32)
