@@ -70,13 +70,16 @@ class ChatDesk:
             self._manager.receive(TextBatch([TextOutput(request.rid, piece, ids, stats, finish)]))
             await asyncio.sleep(0)
 
-    def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
-        async def post() -> httpx.Response:
+    def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
+        async def ask() -> httpx.Response:
             transport = httpx.ASGITransport(app=self._app)
             async with httpx.AsyncClient(transport=transport, base_url="http://desk", timeout=10) as client:
-                return await client.post(path, json=body)
+                return await client.request(method, path, json=body)
 
-        return asyncio.run(post())
+        return asyncio.run(ask())
+
+    def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
+        return self.ask("POST", path, body)
 
     def chat(self, pieces: Sequence[str], **body: Any) -> dict[str, Any]:
         self.pieces = list(pieces)

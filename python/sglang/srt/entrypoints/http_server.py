@@ -34,6 +34,7 @@ from sglang.srt.entrypoints.middleware import (
 )
 from sglang.srt.entrypoints.native_api import native_router
 from sglang.srt.entrypoints.openai.api import openai_router
+from sglang.srt.entrypoints.openapi import openapi_router
 from sglang.srt.entrypoints.parse_api import parse_router
 from sglang.srt.entrypoints.prepare import Prepared, StartError
 from sglang.srt.entrypoints.server_runtime import ServerRuntime, metrics_folder
@@ -52,7 +53,7 @@ _SHUTTING_DOWN = "the server is shutting down"
 
 def build_app(context: ServerContext) -> ASGIApp:
     args = context.args
-    # No schema: bodies are read by hand.
+    # Bodies are read by hand: the schema is ours too.
     app = FastAPI(title="SGLang-compatible server", openapi_url=None)
     app.include_router(native_router(context))
     app.include_router(admin_router(context.manager, context.request_log))
@@ -71,6 +72,7 @@ def build_app(context: ServerContext) -> ASGIApp:
 
         app.include_router(metrics_router(folder))
         app.add_middleware(RequestCountMiddleware)
+    app.include_router(openapi_router(app))
     if args.enable_trace:
         from sglang.srt.entrypoints.trace_middleware import TraceMiddleware
 
@@ -239,7 +241,7 @@ def _uvicorn_config(app: ASGIApp, log_level: str | None) -> uvicorn.Config:
         app,
         log_level=log_level or "warning",
         access_log=log_level in ("debug", "info"),
-        lifespan="off",
+        lifespan="off", http="h11",
         backlog=_BACKLOG,
         timeout_keep_alive=5,
         timeout_graceful_shutdown=_SHUTDOWN_GRACE_S,

@@ -1,0 +1,217 @@
+"""JSON schemas of request bodies, from the types that read them. What a type doesn't say (ranges, the forms
+that a value may have) is said here, under the field's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from pydantic import BaseModel, TypeAdapter
+
+from sglang.srt.configs.parser_args import REASONING_PARSERS, TOOL_CALL_PARSERS
+from sglang.srt.entrypoints.anthropic.messages import MessagesBody, PromptBody
+from sglang.srt.entrypoints.openai.protocol import ChatBody, CompletionBody
+from sglang.srt.sampling.sampling_params import (
+    LARGEST_INT,
+    LARGEST_NUMBER,
+    MAX_GRAMMAR_LEN,
+    MAX_LOGIT_BIASES,
+    MAX_STOP_IDS,
+    MAX_STOPS,
+    SamplingParams,
+)
+
+Schema = dict[str, Any]
+
+REF: Final = "#/components/schemas/{model}"
+_BODIES: Final[dict[str, type[BaseModel]]] = {
+    "ChatBody": ChatBody,
+    "CompletionBody": CompletionBody,
+    "MessagesBody": MessagesBody,
+    "PromptBody": PromptBody,
+}
+
+_COUNT: Final = {"minimum": 1, "maximum": LARGEST_INT}
+_FROM_0: Final = {"minimum": 0, "maximum": LARGEST_INT}
+_SEED: Final = {"minimum": -(2**63), "maximum": 2**63 - 1}
+RANGES: Final[dict[str, Schema]] = {
+    "max_new_tokens": _COUNT,
+    "max_tokens": _COUNT,
+    "max_completion_tokens": _COUNT,
+    "min_new_tokens": _FROM_0,
+    "min_tokens": _FROM_0,
+    "temperature": {"minimum": 0, "maximum": LARGEST_NUMBER},
+    "top_p": {"exclusiveMinimum": 0, "maximum": 1},
+    "min_p": {"minimum": 0, "maximum": 1},
+    "frequency_penalty": {"minimum": -2, "maximum": 2},
+    "presence_penalty": {"minimum": -2, "maximum": 2},
+    "repetition_penalty": {"exclusiveMinimum": 0, "maximum": 2},
+    "n": {"minimum": 1, "maximum": 128},
+    "stream_interval": _COUNT,
+    "speculative_draft_len": _FROM_0,
+    "sampling_seed": _SEED,
+    "seed": _SEED,
+}
+_NAME: Final = {"type": "string", "minLength": 1}
+_BIASES: Final = {
+    "type": "object",
+    "description": "token id -> what is added to its logit",
+    "maxProperties": MAX_LOGIT_BIASES,
+    "patternProperties": {"^[0-9]{1,6}$": {"type": "number", "minimum": -1e30, "maximum": 1e30}},
+    "additionalProperties": False,
+}
+_TEXT_GRAMMAR: Final = {"type": "string", "maxLength": MAX_GRAMMAR_LEN}
+_JSON_GRAMMAR: Final = {"anyOf": [_TEXT_GRAMMAR, {"type": "object"}]}
+FORMS: Final[dict[str, Schema]] = {
+    "top_k": {"anyOf": [{"const": -1}, {"type": "integer", **_COUNT}]},
+    "stop": {"anyOf": [_NAME, {"type": "array", "items": _NAME, "maxItems": MAX_STOPS}]},
+    "stop_token_ids": {
+        "type": "array",
+        "items": {"type": "integer", **_FROM_0},
+        "maxItems": MAX_STOP_IDS,
+    },
+    "logit_bias": _BIASES,
+    "regex": _TEXT_GRAMMAR,
+    "ebnf": _TEXT_GRAMMAR,
+    "json_schema": _JSON_GRAMMAR,
+    "structural_tag": _JSON_GRAMMAR,
+}
+
+_TOKEN: Final = {"type": "integer", "minimum": 0}
+_TOKENS: Final = {"type": "array", "items": _TOKEN, "minItems": 1}
+_TEXT: Final = {"type": "string"}
+_TEXTS: Final = {"type": "array", "items": _TEXT, "minItems": 1}
+_BOOL: Final = {"type": "boolean"}
+_PART: Final = {
+    "type": "object",
+    "required": ["type", "text"],
+    "properties": {"type": {"const": "text"}, "text": _TEXT},
+}
+
+
+def _several(one: Schema) -> Schema:
+    return {"anyOf": [one, {"type": "array", "items": one, "minItems": 1}]}
+
+
+def _object(required: tuple[str, ...] = (), /, **properties: Schema) -> Schema:
+    return {"type": "object", "properties": properties} | ({"required": list(required)} if required else {})
+
+
+_CALL: Final = _object(
+    ("function",),
+    id=_TEXT,
+    type={"const": "function"},
+    function=_object(("name",), name=_TEXT, arguments={"anyOf": [_TEXT, {"type": "object"}]}),
+)
+
+
+_TOOL: Final = _object(
+    ("type", "function"),
+    type={"const": "function"},
+    function=_object(("name",), name=_NAME, description=_TEXT, parameters={"type": "object"}),
+)
+_TOOLS: Final = {"type": "array", "items": _TOOL}
+_CONTENT: Final = {"anyOf": [_TEXT, {"type": "array", "items": _PART}]}
+_SAID: Final = _object(
+    ("role", "content"),
+    role={"enum": ["system", "developer", "user", "tool"]},
+    content=_CONTENT,
+    tool_call_id=_TEXT,
+)
+_REPLIED: Final = _object(
+    ("role",),
+    role={"const": "assistant"},
+    content={"anyOf": [_CONTENT, {"type": "null"}]},
+    tool_calls={"type": "array", "items": _CALL},
+)
+_CHAT: Final[dict[str, Schema]] = {
+    "messages": {"type": "array", "items": {"anyOf": [_SAID, _REPLIED]}},
+    "tools": _TOOLS,
+}
+_BLOCK: Final = {"anyOf": [_PART, _object(("type",), type={"enum": ["tool_use", "tool_result", "thinking"]})]}
+_TURN: Final = _object(
+    ("role", "content"),
+    role={"enum": ["user", "assistant"]},
+    content={"anyOf": [_TEXT, {"type": "array", "items": _BLOCK}]},
+)
+_ANTHROPIC: Final[dict[str, Schema]] = {"messages": {"type": "array", "items": _TURN}}
+_OWN_FORMS: Final[Mapping[str, dict[str, Schema]]] = {
+    "ChatBody": _CHAT,
+    "MessagesBody": _ANTHROPIC,
+    "PromptBody": _ANTHROPIC,
+}
+
+_GENERATE: Final = _object(
+    text=_several(_TEXT),
+    input_ids=_several(_TOKENS),
+    sampling_params=_several({"$ref": REF.format(model="SamplingParams")}),
+    rid=_several(_TEXT),
+    stream=_BOOL,
+    log_metrics=_BOOL,
+    require_reasoning=_BOOL,
+    return_prompt_token_ids=_BOOL,
+) | {"description": "either text or input_ids; lists of them are a batch"}
+
+BY_HAND: Final[dict[str, Schema]] = {  # bodies that no class stands for
+    "GenerateBody": _GENERATE,
+    "AbortBody": _object(rid=_NAME, abort_all=_BOOL),
+    "InternalStateBody": _object(
+        ("server_args",),
+        server_args={
+            "type": "object",
+            "minProperties": 1,
+            "properties": {
+                "speculative_disable_bs_threshold": {
+                    "anyOf": [_FROM_0 | {"type": "integer"}, {"const": "auto"}]
+                },
+                "speculative_bs_schedule": _TEXT,
+            },
+        },
+    ),
+    "PauseBody": _object(mode={"enum": ["abort", "retract", "in_place"]}),
+    "ContinueBody": _object(),
+    "LoggingBody": _object(
+        log_requests=_BOOL, log_requests_level={"type": "integer", "minimum": 0, "maximum": 3}
+    ),
+    "TokenizeBody": _object(("prompt",), prompt=_several(_TEXT), add_special_tokens=_BOOL),
+    "DetokenizeBody": _object(("tokens",), tokens=_several(_TOKENS), skip_special_tokens=_BOOL),
+    "ParseFunctionCallBody": _object(
+        ("text", "tool_call_parser"),
+        text=_TEXT,
+        tools=_TOOLS,
+        tool_call_parser={"enum": list(TOOL_CALL_PARSERS)},
+    ),
+    "SeparateReasoningBody": _object(
+        ("text", "reasoning_parser"), text=_TEXT, reasoning_parser={"enum": list(REASONING_PARSERS)}
+    ),
+}
+
+
+def body_schemas() -> dict[str, Schema]:
+    """Of all request bodies, and of what they refer to, by name."""
+    made: dict[str, Schema] = {"SamplingParams": _completed(TypeAdapter(SamplingParams).json_schema(), {})}
+    for name, kind in _BODIES.items():
+        schema = kind.model_json_schema(ref_template=REF)
+        made |= schema.pop("$defs", {})
+        made[name] = _completed(schema, _OWN_FORMS.get(name, {}))
+    return made | BY_HAND
+
+
+def _completed(schema: Schema, own: Mapping[str, Schema]) -> Schema:
+    properties = {name: _property(name, value, own) for name, value in schema["properties"].items()}
+    return {**schema, "properties": properties}
+
+
+def _property(name: str, schema: Schema, own: Mapping[str, Schema]) -> Schema:
+    form = own.get(name) or FORMS.get(name)
+    if form is None and name not in RANGES:
+        return schema
+    kept = {key: schema[key] for key in ("title", "default") if key in schema}
+    branches = schema.get("anyOf", [schema])
+    if form is None:
+        kind = next(branch["type"] for branch in branches if branch.get("type") in ("integer", "number"))
+        form = {"type": kind, **RANGES[name]}
+    if {"type": "null"} not in branches:
+        return kept | form
+    return kept | {"anyOf": [*form.get("anyOf", [form]), {"type": "null"}]}
