@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 
 from sglang.srt.configs.rope_config import RopeConfig
 
@@ -44,13 +45,19 @@ class Rope:
         max_positions: int,
         dtype: torch.dtype,
         device: torch.device | str,
+        width: int | None = None,
     ) -> None:
+        """head_dim: the dimensions that are turned. ``width``: of the tables, if they are to be wider; pairs
+        are then half of it apart, and the last ones of each half stay as they are.
+        """
         assert head_dim % 2 == 0, f"rope needs an even head_dim, not {head_dim}"
         inv_freq = inverse_frequencies(config, head_dim)  # [d/2] float64
         angles = torch.arange(max_positions, dtype=torch.float64)[:, None] * inv_freq  # [P, d/2]
         scale = _yarn_scale(config) if config.kind == "yarn" else 1.0
         table_dtype = torch.float64 if dtype == torch.float64 else torch.float32
-        cos, sin = angles.cos() * scale, angles.sin() * scale
+        stay = 0 if width is None else (width - head_dim) // 2
+        cos = F.pad(angles.cos() * scale, (0, stay), value=1.0)
+        sin = F.pad(angles.sin() * scale, (0, stay))
         self.cos = torch.cat((cos, cos), dim=1).to(device, table_dtype)  # [P, d]
         self.sin = torch.cat((-sin, sin), dim=1).to(device, table_dtype)  # [P, d]
 

@@ -70,6 +70,10 @@ class DecoderModel(ABC):
     def rope_dim(self, config: ModelConfig) -> int:
         """Dimensions of a head that are turned."""
 
+    def rope_width(self, config: ModelConfig, device: torch.device | str) -> int:
+        """Of the tables: what is more than ``rope_dim`` stays as it is."""
+        return self.rope_dim(config)
+
     def __init__(
         self,
         config: ModelConfig,
@@ -100,7 +104,8 @@ class DecoderModel(ABC):
         nextn = range(config.num_layers, config.num_layers + config.num_nextn_layers)
         ignored = (*self.ignored_tensors, *(f"model.layers.{i}.*" for i in nextn))
         source.finish((*ignored, "lm_head.weight") if tied else ignored)
-        self.rope = Rope(config.rope, self.rope_dim(config), max_positions, dtype, device)
+        width = self.rope_width(config, device)
+        self.rope = Rope(config.rope, self.rope_dim(config), max_positions, dtype, device, width)
 
     @property
     def weight_bytes(self) -> int:

@@ -19,6 +19,7 @@ from sglang.srt.mem_cache.kv_pool import MHAKVPool
 from sglang.srt.model_loader.weight_source import Part, WeightSource
 from sglang.srt.models import packed
 from sglang.srt.models.decoder import DecoderLayer, DecoderModel, total_bytes
+from sglang.srt.models.partial_rope import in_order_of_kernels, turns_part
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +186,12 @@ class DenseModel(DecoderModel):
     def rope_dim(self, config: ModelConfig) -> int:
         return config.rope.turned(config.head_dim)
 
+    def rope_width(self, config: ModelConfig, device: torch.device | str) -> int:
+        return config.head_dim if turns_part(config, device) else self.rope_dim(config)
+
     def make_layers(self, config: ModelConfig, source: WeightSource) -> Sequence[DecoderLayer]:
         traits = self.traits(config)
+        source = in_order_of_kernels(source, config)
         return [
             DenseLayer(
                 config,

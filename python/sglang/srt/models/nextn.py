@@ -25,6 +25,7 @@ from sglang.srt.models.draft_heads import DraftHeads, HeadTraits
 from sglang.srt.models.draft_model import DraftAttention
 from sglang.srt.models.mla import LatentAttention, LatentPlace
 from sglang.srt.models.moe import take_mlp
+from sglang.srt.models.partial_rope import in_order_of_kernels
 
 
 class NextnHead:
@@ -70,7 +71,7 @@ class NextnHead:
         assert isinstance(target, DenseModel)
         of_target = target.traits(config)
         traits = HeadTraits(config.hidden_size, of_target.qkv_bias, of_target.o_bias, of_target.qk_norm)
-        return DraftHeads(config, traits, source, prefix, self.tp)
+        return DraftHeads(config, traits, in_order_of_kernels(source, target.config), prefix, self.tp)
 
     @property
     def weight_bytes(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
@@ -40,6 +40,10 @@ class Fp4Weight:
         """One of several matrices without a scale of their own."""
         assert self.global_scale is None and self.input_scale is None
         return Fp4Weight(self.packed[index], self.scale[index], None)
+
+    def with_rows(self, rows: torch.Tensor) -> Fp4Weight:
+        scale = self.scale.view(torch.uint8).index_select(-2, rows).view(self.scale.dtype)
+        return replace(self, packed=self.packed.index_select(-2, rows), scale=scale)
 
     def dequantise(self, dtype: torch.dtype) -> torch.Tensor:
         work = working_dtype(dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -41,3 +41,15 @@ class Fp8Weight:
             if scale.shape[dim] > 1 and size > 1:
                 scale = scale.repeat_interleave(size, dim).narrow(dim, 0, self.shape[dim])
         return self.data.to(work).mul_(scale).to(dtype)
+
+    def with_rows(self, rows: torch.Tensor) -> Fp8Weight | None:
+        """Rows may change places within a block, or where each has a scale of its own."""
+        scale, height = self.scale, self.block[0]
+        if height == 1 and scale.shape[-2] > 1:
+            scale = scale.index_select(-2, rows)
+        elif scale.shape[-2] > 1:
+            stays = rows // height == torch.arange(len(rows), device=rows.device) // height
+            if not bool(stays.all()):
+                return None
+        data = self.data.view(torch.uint8).index_select(-2, rows).view(self.data.dtype)
+        return replace(self, data=data, scale=scale)

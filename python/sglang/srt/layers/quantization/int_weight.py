@@ -6,7 +6,7 @@ input columns, first column in the lowest bits. (GPTQ's are that, transposed; AW
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -50,6 +50,11 @@ class IntWeight:
         q = unpack_words(self.packed, self.bits, self.in_features).to(work)  # [..., out, in]
         q -= 2 ** (self.bits - 1) if self.zero is None else self._by_column(self.zero.to(work))
         return q.mul_(self._by_column(self.scale.to(work))).to(dtype)
+
+    def with_rows(self, rows: torch.Tensor) -> IntWeight:
+        zero = None if self.zero is None else self.zero.index_select(-2, rows)
+        packed, scale = (t.index_select(-2, rows) for t in (self.packed, self.scale))
+        return replace(self, packed=packed, scale=scale, zero=zero)
 
     def _by_column(self, of_groups: torch.Tensor) -> torch.Tensor:
         """[..., out, G] -> [..., out, in], or [..., out, 1] where all columns are one group."""

@@ -33,6 +33,11 @@ class QuantWeight(Protocol):
         to float32 and once more where that is narrower)."""
         ...
 
+    def with_rows(self, rows: torch.Tensor) -> QuantWeight | None:
+        """The matrix whose rows are those of ``rows`` [out] int64, a permutation; None: it would tear what
+        is packed together."""
+        ...
+
 
 W = TypeVar("W", bound=QuantWeight)
 
