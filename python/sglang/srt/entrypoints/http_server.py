@@ -241,7 +241,7 @@ def _uvicorn_config(app: ASGIApp, log_level: str | None) -> uvicorn.Config:
         app,
         log_level=log_level or "warning",
         access_log=log_level in ("debug", "info"),
-        lifespan="off", http="h11",
+        lifespan="off",
         backlog=_BACKLOG,
         timeout_keep_alive=5,
         timeout_graceful_shutdown=_SHUTDOWN_GRACE_S,
