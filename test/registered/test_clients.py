@@ -10,6 +10,12 @@ from helpers.server import ServerTestCase, write_tiny_pair
 
 KEY = "a-key"
 USER: Any = [{"role": "user", "content": "Hello"}]
+SCHEMA = {
+    "type": "object",
+    "properties": {"on": {"type": "boolean"}},
+    "required": ["on"],
+    "additionalProperties": False,
+}
 TEMPLATE = (
     "{% if tools %}{{ tools | tojson }}{% endif %}"
     "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{{ m['tool_calls'] or '' }}\n{% endfor %}"
@@ -74,6 +80,29 @@ class TestClients(ServerTestCase):
         self.assertEqual([b.text for b in final.content], [b.text for b in whole.content])
         self.assertEqual(final.stop_reason, whole.stop_reason)
         self.assertEqual(final.usage.output_tokens, usage.output_tokens)
+
+    def test_messages_tools(self) -> None:
+        tool = {"name": "light", "description": "d", "input_schema": SCHEMA}
+        asked: Any = {
+            "model": "m",
+            "messages": USER,
+            "max_tokens": 400,
+            "tools": [tool],
+            "extra_body": GREEDY,
+        }
+        asked["tool_choice"] = {"type": "tool", "name": "light"}
+        whole = self.anthropic.messages.create(**asked)
+        block: Any = whole.content[0]
+        self.assertEqual((whole.stop_reason, block.type, block.name), ("tool_use", "tool_use", "light"))
+        self.assertIsInstance(block.input["on"], bool)
+        with self.anthropic.messages.stream(**asked) as stream:
+            final: Any = stream.get_final_message()
+        self.assertEqual([b.input for b in final.content], [b.input for b in whole.content])
+        result = {"type": "tool_result", "tool_use_id": block.id, "content": "done"}
+        said = {"role": "assistant", "content": [block.model_dump()]}
+        talk: Any = [*USER, said, {"role": "user", "content": [result]}]
+        more = self.anthropic.messages.count_tokens(model="m", messages=talk).input_tokens
+        self.assertGreater(more, len("<tool>done\n"))
 
     def test_messages_errors(self) -> None:
         wrong: list[tuple[dict[str, Any], str]] = [

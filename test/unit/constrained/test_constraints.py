@@ -293,21 +293,23 @@ TOOLS = [
     {"type": "function", "function": {"name": "weather", "parameters": WEATHER}},
     {"type": "function", "function": {"name": "now"}},
 ]
-CALL = '{"name":"weather","parameters":{"place":"Rome"}}'
-NOW = '{"name":"now","parameters":{}}'
+CALL = '{"name": "weather", "parameters": {"place": "Rome"}}'
+NOW = '{"name": "now", "parameters": {}}'
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_calls_of_tools(backend: str) -> None:
     named = {"type": "function", "function": {"name": "weather"}}
     for choice, parallel, texts in (
-        ("required", True, {f"[{CALL},{NOW}]": True, f"[{NOW}]": True, "[]": False, CALL: False}),
-        ("required", False, {f"[{CALL},{NOW}]": False, f"[{NOW}]": True}),
-        (named, True, {f"[{CALL}]": True, f"[{NOW}]": False, f"[{CALL},{CALL}]": False}),
-        ("required", True, {f"[{CALL.replace('Rome', 'Paris')}]": False, '[{"name":"now"}]': False}),
+        ("required", True, {f"[{CALL}, {NOW}]": True, f"[{NOW}]": True, "[]": False, CALL: False}),
+        ("required", False, {f"[{CALL}, {NOW}]": False, f"[{NOW}]": True}),
+        (named, True, {f"[{CALL}]": True, f"[{NOW}]": False, f"[{CALL}, {CALL}]": False}),
+        ("required", True, {f"[{CALL.replace('Rome', 'Paris')}]": False, '[{"name": "now"}]': False}),
     ):
         spec = tools_grammar(TOOLS, choice, parallel)
         assert spec is not None
         grammar = compiled(compiler(backend), spec)
         assert {text: accepts(grammar, text) for text in texts} == texts
+    blank = compiled(compiler(backend), spec).matcher()
+    assert not all(blank.accept(byte) for byte in b"[ \n")  # a model could write nothing else, for ever
     assert tools_grammar(TOOLS, "auto") is None and tools_grammar(TOOLS, None) is None

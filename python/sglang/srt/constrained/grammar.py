@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Final, Protocol
 
 import numpy as np
@@ -20,6 +21,9 @@ MOST_NESTED: Final = 100
 
 ANYTHING: Final = -1
 """A word of a mask that forbids nothing."""
+
+FIXED_FORM: Final = MappingProxyType({"x-guidance": {"whitespace_flexible": False}})
+"""In a JSON schema (llguidance's name for it): no white space but what the backend's fixed form has."""
 
 
 class GrammarError(ValueError):
@@ -121,6 +125,12 @@ def check_json(spec: GrammarSpec) -> None:
             return
         level = [inner for value in level for inner in (value.values() if isinstance(value, dict) else value)]
     raise GrammarError(too_deep)
+
+
+def has_fixed_form(spec: GrammarSpec) -> bool:
+    schema = json.loads(spec.text) if "x-guidance" in spec.text else {}
+    name, value = next(iter(FIXED_FORM.items()))
+    return isinstance(schema, dict) and schema.get(name) == value
 
 
 def allow(mask: Masks, token: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import llguidance
 from llguidance import LLMatcher, LLTokenizer, StructTag
@@ -18,10 +18,13 @@ from sglang.srt.constrained.grammar import (
     JsonOptions,
     Masks,
     Matcher,
+    has_fixed_form,
     one_line,
 )
 from sglang.srt.constrained.structural_tags import read_tags, simple_tags
 from sglang.srt.constrained.vocabulary import Vocabulary
+
+_FIXED_JSON: Final[Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 class LLGuidanceBackend:
@@ -46,7 +49,8 @@ class LLGuidanceBackend:
 
     def _grammar(self, spec: GrammarSpec) -> str:
         if spec.kind is GrammarKind.JSON:
-            return LLMatcher.grammar_from_json_schema(spec.text, overrides=self._json)
+            overrides = _FIXED_JSON if has_fixed_form(spec) else self._json
+            return LLMatcher.grammar_from_json_schema(spec.text, overrides=overrides)
         if spec.kind is GrammarKind.REGEX:
             return LLMatcher.grammar_from_regex(spec.text)
         if spec.kind is GrammarKind.EBNF:

@@ -3,6 +3,9 @@
 The whole reply is then a JSON array of calls, whatever the model's own way to write them is:
 
     [{"name": "f", "parameters": {…}}, …]
+
+White space between its parts says nothing, and a model may write it without end where a grammar lets it: there
+is only what the backend's fixed form has.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from sglang.srt.constrained.grammar import GrammarKind, GrammarSpec
+from sglang.srt.constrained.grammar import FIXED_FORM, GrammarKind, GrammarSpec
 
 _DEFINITIONS: Final = ("$defs", "definitions")
 
@@ -34,7 +37,7 @@ def tools_grammar(
         return None
     definitions: dict[str, Any] = {}
     calls = [_call(function, f"tool{number}", definitions) for number, function in enumerate(functions)]
-    schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
+    schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}, **FIXED_FORM}
     if is_named or not parallel:
         schema["maxItems"] = 1
     if definitions:

@@ -20,6 +20,7 @@ from sglang.srt.constrained.grammar import (
     JsonOptions,
     Masks,
     Matcher,
+    has_fixed_form,
     one_line,
 )
 from sglang.srt.constrained.structural_tags import read_tags
@@ -55,7 +56,8 @@ class XGrammarBackend:
 
     def _compile(self, compiler: Any, spec: GrammarSpec) -> Any:
         if spec.kind is GrammarKind.JSON:
-            return compiler.compile_json_schema(spec.text, any_whitespace=self._options.any_whitespace)
+            any_whitespace = self._options.any_whitespace and not has_fixed_form(spec)
+            return compiler.compile_json_schema(spec.text, any_whitespace=any_whitespace)
         if spec.kind is GrammarKind.REGEX:
             return compiler.compile_regex(spec.text)
         if spec.kind is GrammarKind.EBNF:
