@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from typing import Any
@@ -97,6 +98,10 @@ class TestNativeApi(ServerTestCase):
         self.assertEqual(events[-1]["text"], expected)
         kept = self.generate(text="stop", sampling_params={**ascii_only, "stop": stop, "no_stop_trim": True})
         self.assertEqual(kept["text"], expected + stop)
+        pattern = f"{re.escape(stop[:2])}[{re.escape(stop[2])}]"
+        whole = self.generate(text="stop", sampling_params={**ascii_only, "stop_regex": pattern})
+        self.assertEqual(whole["text"], expected + stop)
+        self.assertEqual(whole["meta_info"]["finish_reason"], {"type": "stop", "matched": pattern})
 
     def test_errors_name_the_problem(self) -> None:
         cases: list[tuple[dict[str, Any], str]] = [

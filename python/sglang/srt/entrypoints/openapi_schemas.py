@@ -54,6 +54,7 @@ RANGES: Final[dict[str, Schema]] = {
     "seed": _SEED,
 }
 _NAME: Final = {"type": "string", "minLength": 1}
+_PATTERN: Final = {**_NAME, "format": "regex"}
 _BIASES: Final = {
     "type": "object",
     "description": "token id -> what is added to its logit",
@@ -66,6 +67,7 @@ _JSON_GRAMMAR: Final = {"anyOf": [_TEXT_GRAMMAR, {"type": "object"}]}
 FORMS: Final[dict[str, Schema]] = {
     "top_k": {"anyOf": [{"const": -1}, {"type": "integer", **_COUNT}]},
     "stop": {"anyOf": [_NAME, {"type": "array", "items": _NAME, "maxItems": MAX_STOPS}]},
+    "stop_regex": {"anyOf": [_PATTERN, {"type": "array", "items": _PATTERN, "maxItems": MAX_STOPS}]},
     "stop_token_ids": {
         "type": "array",
         "items": {"type": "integer", **_FROM_0},

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from sglang.srt.managers.finish import BAD_REQUEST, abort_reason
 from sglang.srt.managers.io_struct import FinishReason
 from sglang.srt.managers.request import Request
 from sglang.srt.sampling.sampling_params import SamplingParams
+from sglang.srt.utils.stop_regex import MOST_IDS, StopRegexTooSlow
 
 # Ids before a stop string's own bytes, so that a window that begins inside a character (or whose
 # first blank the tokenizer drops) still decodes the part that matters.
 WINDOW_MARGIN = 4
+
+TOO_SLOW = "a stop_regex takes too long on this reply: simplify it"
 
 _INCOMPLETE = "\ufffd"  # stands for the bytes of a character that is not complete yet
 
@@ -34,14 +38,18 @@ class StopChecker:
     def check(self, request: Request, new_ids: Sequence[int]) -> StopHit | None:
         """``new_ids`` follow the request's known ids; an accepted run may go on past the stop."""
         reaches_limit = len(request.ids) + len(new_ids) >= request.max_ids
-        if not (reaches_limit or request.params.stop) and request.stop_ids.isdisjoint(new_ids):
+        params = request.params
+        reads_text = bool(params.stop or params.stop_regex)
+        if not (reaches_limit or reads_text) and request.stop_ids.isdisjoint(new_ids):
             return None  # so it is nearly always
         hit = self._check_ids(request, new_ids)
-        if not request.params.stop:
-            return hit
-        # At one and the same token, length and stop ids come before stop strings, as upstream.
-        end = len(new_ids) if hit is None else hit.num_kept - 1
-        return self._check_strings(request, new_ids[:end]) or hit
+        # At one and the same token, length and stop ids come before stop strings, as upstream, and these
+        # before patterns.
+        if params.stop:
+            hit = self._check_strings(request, new_ids[: _end(new_ids, hit)]) or hit
+        if params.stop_regex:
+            hit = self._check_patterns(request, new_ids[: _end(new_ids, hit)]) or hit
+        return hit
 
     def _check_ids(self, request: Request, new_ids: Sequence[int]) -> StopHit | None:
         num_before, stop_ids = request.num_outputs, request.stop_ids
@@ -69,10 +77,31 @@ class StopChecker:
             before = after
         return None
 
+    def _check_patterns(self, request: Request, new_ids: Sequence[int]) -> StopHit | None:
+        """The text keeps what a pattern matched, as upstream."""
+        # Enough of the known ids for the widest window.
+        ids = request.ids[max(request.prompt_len, len(request.ids) - MOST_IDS) :]
+        for count, token in enumerate(new_ids, start=1):
+            ids.append(token)
+            if request.num_outputs + count < request.params.min_new_tokens:
+                continue
+            try:
+                for pattern in request.stop_patterns:
+                    if pattern.is_new(self._decode, ids):
+                        return StopHit(count, FinishReason(type="stop", matched=pattern.text))
+            except StopRegexTooSlow:
+                return StopHit(count, abort_reason(TOO_SLOW, BAD_REQUEST))
+        return None
+
     @staticmethod
     def _window(params: SamplingParams) -> int:
         """So many ids back a match that ends in a new id can begin (an id is at least one byte)."""
         return max(len(stop.encode()) for stop in params.stop) + WINDOW_MARGIN
+
+
+def _end(new_ids: Sequence[int], hit: StopHit | None) -> int:
+    """So many ids come before the one that stops."""
+    return len(new_ids) if hit is None else hit.num_kept - 1
 
 
 def _new_match(stops: Sequence[str], before: str, after: str) -> str | None:

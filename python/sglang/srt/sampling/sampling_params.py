@@ -6,6 +6,8 @@ import json
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from sglang.srt.utils.stop_regex import StopPattern, StopRegexError
+
 GREEDY_BELOW = 1e-6
 MAX_STOPS = 32
 MAX_STOP_IDS = 256  # a slot's lists of ids have a fixed size on a GPU, and what one device takes all do
@@ -40,6 +42,7 @@ class SamplingParams:
     min_new_tokens: int = 0
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    stop_regex: tuple[str, ...] = ()
     n: int = 1
     ignore_eos: bool = False
     skip_special_tokens: bool = True
@@ -72,6 +75,8 @@ class SamplingParams:
             )
         if "stop" in merged:
             merged["stop"] = _strings("stop", merged["stop"])
+        if "stop_regex" in merged:
+            merged["stop_regex"] = _strings("stop_regex", merged["stop_regex"])
         if "stop_token_ids" in merged:
             merged["stop_token_ids"] = _ids("stop_token_ids", merged["stop_token_ids"])
         if "logit_bias" in merged:
@@ -85,6 +90,13 @@ class SamplingParams:
     def for_sample(self, seed: int) -> SamplingParams:
         """The parameters of one sample of ``n``, with the seed given."""
         return replace(self, n=1, sampling_seed=seed)
+
+    def _check_patterns(self) -> None:
+        for text in self.stop_regex:
+            try:
+                StopPattern.of(text)
+            except StopRegexError as error:
+                raise SamplingParamsError(f"stop_regex {error}") from error
 
     def _check(self) -> None:
         def need(ok: bool, message: str) -> None:
@@ -110,6 +122,8 @@ class SamplingParams:
             f"min_new_tokens ({self.min_new_tokens}) must not exceed max_new_tokens ({limit})",
         )
         need(len(self.stop) <= MAX_STOPS, f"at most {MAX_STOPS} stop strings, got {len(self.stop)}")
+        need(len(self.stop_regex) <= MAX_STOPS, f"at most {MAX_STOPS} stop_regex, got {len(self.stop_regex)}")
+        self._check_patterns()
         need(1 <= self.n <= 128, f"n must be in [1, 128], got {self.n}")
         cap = self.speculative_draft_len
         need(cap is None or cap >= 0, f"speculative_draft_len must be >= 0, got {cap}")

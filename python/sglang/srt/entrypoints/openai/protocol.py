@@ -13,7 +13,7 @@ from sglang.srt.managers.text_request import RequestError
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 _UNSUPPORTED: Final = (
-    "top_logprobs", "tools", "functions", "function_call", "stop_regex",
+    "top_logprobs", "tools", "functions", "function_call",
     "lora_path", "session_params", "custom_logit_processor", "custom_params", "extra_key", "cache_salt",
     "priority", "return_hidden_states", "return_cached_tokens_details", "return_spec_tokens_details",
     "return_meta_info", "return_token_ids", "suffix", "audio", "prediction",
@@ -53,6 +53,7 @@ class GenerationBody(BaseModel):
     n: int | None = None
     stop: str | Texts | None = None
     stop_token_ids: Ids | None = None
+    stop_regex: str | Texts | None = None
     no_stop_trim: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
@@ -100,6 +101,7 @@ class GenerationBody(BaseModel):
             "n": self.n,
             "stop": stop,
             "stop_token_ids": self.stop_token_ids,
+            "stop_regex": self.stop_regex if self.stop_regex not in ("", []) else None,
             "no_stop_trim": self.no_stop_trim,
             "ignore_eos": self.ignore_eos,
             "skip_special_tokens": self.skip_special_tokens,
