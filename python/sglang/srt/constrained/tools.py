@@ -4,8 +4,8 @@ The whole reply is then a JSON array of calls, whatever the model's own way to w
 
     [{"name": "f", "parameters": {…}}, …]
 
-White space between its parts says nothing, and a model may write it without end where a grammar lets it: there
-is only what the backend's fixed form has.
+White space between its parts says nothing, and a model may write it without end where a grammar lets it:
+there is only what the backend's fixed form has.
 """
 
 from __future__ import annotations
