@@ -15,7 +15,7 @@ from helpers.kernel_executor import kernel_executor
 from helpers.plan_driver import PlanDriver
 from helpers.quantise import FORMATS, write_quantised
 from helpers.run_model import Driver, load_target
-from helpers.tiny_executor import draft_folder, target_folder, tiny_executor
+from helpers.tiny_executor import KINDS, draft_folder, target_folder, tiny_executor
 from helpers.tiny_mla import write_tiny_deepseek_v3, write_tiny_kimi_k25
 from helpers.tiny_moe import write_tiny_glm4_moe, write_tiny_qwen3_moe
 from hypothesis import given, settings
@@ -207,9 +207,19 @@ def test_a_choice_is_the_routers(
             assert chosen == sorted(range(16), key=lambda e: (-row[e], e))[:3]
 
 
-def test_a_device_step_gives_the_runners_tokens_and_sends_padding_to_no_expert() -> None:
-    """Plain and speculative steps with padded rows between the real ones."""
-    family, shape = "qwen3-moe", (3, 1, 4)
+@pytest.mark.parametrize(
+    "family,drafter,shape",
+    [
+        ("qwen3-moe", "eagle3", (3, 1, 4)),
+        ("glm4-moe", "nextn", (3, 1, 4)),
+        ("glm4-moe", "nextn", (3, 2, 6)),
+    ],
+)
+def test_a_device_step_gives_the_runners_tokens_and_sends_padding_to_no_expert(
+    family: str, drafter: str, shape: tuple[int, int, int]
+) -> None:
+    """Plain and speculative steps with padded rows between the real ones; a draft head has experts, too."""
+    folder = draft_folder(family) if drafter == "eagle3" else None
     seen: list[torch.Tensor] = []
     products = KernelExperts.__call__
 
@@ -242,9 +252,11 @@ def test_a_device_step_gives_the_runners_tokens_and_sends_padding_to_no_expert()
         return [request.output for request in requests]
 
     with kernels(), mock.patch.object(KernelExperts, "__call__", watched):
-        executor = kernel_executor(target_folder(family), draft_folder(family), shape, 16)
+        kind = KINDS.get(drafter)
+        executor = kernel_executor(target_folder(family), folder, shape, 16, draft_kind=kind)
         got = run(PlanDriver(executor), padded=True)
-    expected = run(PlanDriver(tiny_executor(shape, family, dtype="float32", page_size=16)), padded=False)
+    oracle = tiny_executor(shape, family, drafter=drafter, dtype="float32", page_size=16)
+    expected = run(PlanDriver(oracle), padded=False)
     assert got == expected and len(got[0]) > 5
 
 

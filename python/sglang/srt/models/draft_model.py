@@ -72,6 +72,7 @@ class DraftModel(Protocol):
         positions: torch.Tensor,  # [T] int64
         attn: LayerAttention,
         write: bool,
+        live: torch.Tensor | None = None,  # [T] bool; see ``Positions``
     ) -> torch.Tensor:
         """The whole layer -> [T, H], the next forward's hidden state.
 

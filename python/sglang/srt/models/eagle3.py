@@ -186,6 +186,7 @@ class Eagle3Model(ABC):
         positions: torch.Tensor,  # [T] int64
         attn: LayerAttention,
         write: bool,
+        live: torch.Tensor | None = None,  # there are no experts
     ) -> torch.Tensor:
         """-> a [T, H]."""
         return self.layer_of_pairs(self.pairs(embed_ids, hidden), hidden, positions, attn, write)

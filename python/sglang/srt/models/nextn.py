@@ -106,11 +106,12 @@ class NextnHead:
         positions: torch.Tensor,  # [T] int64
         attn: LayerAttention,
         write: bool,
+        live: torch.Tensor | None = None,  # [T] bool; the others get no expert
     ) -> torch.Tensor:
         """-> [T, H], after the head's norm."""
         x = self._inputs(embed_ids, hidden)
         x = self.attention(self.input_norm(x), x, Positions(self.rope, positions), attn, write)
-        return self.norm(self.mlp(x, self.post_norm))
+        return self.norm(self.mlp(x, self.post_norm, live))
 
     def logits(self, output: torch.Tensor) -> torch.Tensor:
         """output: [T, H] -> [T, V]."""

@@ -13,6 +13,7 @@ import torch
 from sgl_kernel.speculation.inputs.ops import Keep, PairWeights, pair_inputs
 from sglang.srt.layers.attention.base import LayerAttention, Product
 from sglang.srt.layers.attention.heads import Positions
+from sglang.srt.model_executor.step_plan import PAD_SLOT
 from sglang.srt.models.draft_model import DraftModel
 from sglang.srt.models.eagle3 import Eagle3Model
 
@@ -43,11 +44,27 @@ class DraftInputs:
         return self.ids.reshape(-1), by_row.gather(1, wanted).flatten(0, 1)
 
 
+@dataclass(frozen=True, slots=True)
+class DraftTokens:
+    """Where T tokens of R rows are, T a multiple of R."""
+
+    positions: torch.Tensor  # [T] int64
+    slots: torch.Tensor  # [R] int64; PAD_SLOT for padding
+    pdl: bool  # launches overlap with the kernel ahead
+
+    @property
+    def live(self) -> torch.Tensor:
+        """[T] bool: not padding."""
+        live = self.slots != PAD_SLOT
+        each = self.positions.shape[0] // self.slots.shape[0]
+        return live if each == 1 else live[:, None].expand(-1, each).reshape(-1)
+
+
 class DraftForward(Protocol):
     def layer(
-        self, inputs: DraftInputs, positions: torch.Tensor, attn: LayerAttention, write: bool, pdl: bool
+        self, inputs: DraftInputs, tokens: DraftTokens, attn: LayerAttention, write: bool
     ) -> torch.Tensor:
-        """positions: [T] int64 -> [T, H]. Hidden states that are neither a slot's nor picked are used up."""
+        """-> [T, H]. Hidden states that are neither a slot's nor picked are used up."""
         ...
 
     def entries(self, inputs: DraftInputs, keep: Keep | None, positions: Positions, pdl: bool) -> Product:
@@ -71,15 +88,15 @@ class PairForward:
         self._weights = PairWeights(model.embed.weight, embed.weight, hidden.weight, embed.eps, hidden.eps)
 
     def layer(
-        self, inputs: DraftInputs, positions: torch.Tensor, attn: LayerAttention, write: bool, pdl: bool
+        self, inputs: DraftInputs, tokens: DraftTokens, attn: LayerAttention, write: bool
     ) -> torch.Tensor:
-        hidden = inputs.hidden
+        hidden, pdl = inputs.hidden, tokens.pdl
         if inputs.slots is not None or inputs.nodes is not None:
             hidden = hidden.new_empty(inputs.shape)
             pairs = self._pairs(inputs, None, hidden, pdl)
         else:
             pairs = self._pairs(inputs, None, None, pdl)
-        return self._model.layer_of_pairs(pairs, hidden, positions, attn, write)
+        return self._model.layer_of_pairs(pairs, hidden, tokens.positions, attn, write)
 
     def entries(self, inputs: DraftInputs, keep: Keep | None, positions: Positions, pdl: bool) -> Product:
         return self._model.attention.entries(self._pairs(inputs, keep, None, pdl), positions)
@@ -109,10 +126,11 @@ class TensorForward:
         self._model = model
 
     def layer(
-        self, inputs: DraftInputs, positions: torch.Tensor, attn: LayerAttention, write: bool, pdl: bool
+        self, inputs: DraftInputs, tokens: DraftTokens, attn: LayerAttention, write: bool
     ) -> torch.Tensor:
         ids, hidden = inputs.gathered()
-        return self._model.layer(ids, hidden, positions, attn, write)
+        live = None if self._model.config.moe is None else tokens.live
+        return self._model.layer(ids, hidden, tokens.positions, attn, write, live)
 
     def entries(self, inputs: DraftInputs, keep: Keep | None, positions: Positions, pdl: bool) -> Product:
         ids, features = inputs.gathered()

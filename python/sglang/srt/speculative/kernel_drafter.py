@@ -17,7 +17,7 @@ from sglang.srt.model_executor.slot_state import SlotState
 from sglang.srt.model_executor.step_plan import PAD_SLOT, SpecShape
 from sglang.srt.models.draft_model import DraftModel
 from sglang.srt.sampling.kernel_sampler import KernelSampler
-from sglang.srt.speculative.draft_forward import DraftInputs, draft_forward
+from sglang.srt.speculative.draft_forward import DraftInputs, DraftTokens, draft_forward
 from sglang.srt.speculative.kernel_tree import KernelTrees
 
 
@@ -71,13 +71,15 @@ class KernelDrafter:
         state, slots, root = self._state, rows.slots, rows.root
         inputs = DraftInputs(state.next_token, state.draft_feature, slots=slots)
         attention = self._backend.decode(DecodeRows(slots, root, 0, 1, Block.NONE))
-        hidden = self._forward.layer(inputs, root - 1, attention, write=False, pdl=rows.pdl)
+        of_rows = DraftTokens(root - 1, slots, rows.pdl)
+        hidden = self._forward.layer(inputs, of_rows, attention, write=False)
         self._guess(rows, hidden, tokens, 1)
         for i in range(2, draft_len + 1):
             inputs = DraftInputs(tokens[:, i - 1 : i], hidden)
             position = root if i == 2 else root + (i - 2)
             attention = self._backend.decode(DecodeRows(slots, position, 0, 1))
-            hidden = self._forward.layer(inputs, position, attention, write=True, pdl=rows.pdl)
+            of_rows = DraftTokens(position, slots, rows.pdl)
+            hidden = self._forward.layer(inputs, of_rows, attention, write=True)
             self._guess(rows, hidden, tokens, i)
 
     def _guess(self, rows: Rows, hidden: torch.Tensor, tokens: torch.Tensor, i: int) -> None:

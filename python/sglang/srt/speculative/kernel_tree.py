@@ -16,7 +16,7 @@ from sglang.srt.model_executor.slot_state import SlotState
 from sglang.srt.model_executor.step_plan import SpecShape
 from sglang.srt.models.draft_model import DraftModel
 from sglang.srt.sampling.states import SamplingStates
-from sglang.srt.speculative.draft_forward import DraftInputs, draft_forward
+from sglang.srt.speculative.draft_forward import DraftInputs, DraftTokens, draft_forward
 
 
 class KernelTrees:
@@ -55,7 +55,8 @@ class KernelTrees:
         """Forward 1, on the pair (x_L, g_{L-1}) at L - 1, whose KV is there: [R, H]."""
         inputs = DraftInputs(self._state.next_token, self._state.draft_feature, slots=rows.slots)
         attention = self._backend.decode(DecodeRows(rows.slots, rows.root, 0, 1, Block.NONE))
-        return self._forward.layer(inputs, rows.root - 1, attention, write=False, pdl=rows.pdl)
+        tokens = DraftTokens(rows.root - 1, rows.slots, rows.pdl)
+        return self._forward.layer(inputs, tokens, attention, write=False)
 
     def _level(self, rows: Rows, level: int, frontier: Frontier, above: torch.Tensor) -> torch.Tensor:
         """A forward of the k nodes of every row's frontier: [R * k, H]. Their KV goes to scratch places.
@@ -66,4 +67,5 @@ class KernelTrees:
         inputs = DraftInputs(frontier.tokens, above, frontier.parent)
         # Lengths are read on the device: no bound is needed.
         attention = self._backend.scratch(ScratchRows(rows.slots, rows.root, 0, k, k * level, frontier.seen))
-        return self._forward.layer(inputs, frontier.positions.view(-1), attention, write=True, pdl=rows.pdl)
+        tokens = DraftTokens(frontier.positions.view(-1), rows.slots, rows.pdl)
+        return self._forward.layer(inputs, tokens, attention, write=True)
