@@ -26,6 +26,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+import numpy as np
 import torch
 
 from benchmark.h200.executors import CHAIN, Records, Wanted, add_common_flags, device_name, started
@@ -36,7 +37,7 @@ from sglang.srt.model_executor.measure_costs import DeviceStopwatch, HostStopwat
 from sglang.srt.model_executor.step_graphs import CudaCapture, StepGraphs
 from sglang.srt.model_executor.step_plan import StepKind, StepPlan
 from sglang.srt.model_executor.worker import Worker
-from sglang.srt.speculative.allocation import ClassRows, allocate, drafts_of_rows
+from sglang.srt.speculative.allocation import Sharing
 from sglang.srt.speculative.simulate import SimulatedAcceptance
 
 MIXES = ((2.5, 1.5), (2.5, 1.2))  # tokens of a step with all drafts, of even slots and of odd ones
@@ -168,17 +169,15 @@ class Study:
                     verified=kind.tokens, seconds=seconds, tokens=tokens, expected=expected,
                 )  # fmt: skip
 
-    def _expected(self, rows: int, kind: Kind) -> tuple[float, list[int]]:
+    def _expected(self, rows: int, kind: Kind) -> tuple[float, tuple[int, ...]]:
         """Tokens of a step, and the drafts of each row (none where all rows have the same number)."""
-        names = [str(slot % 2) for slot in range(1, rows + 1)]
-        classes = {
-            str(index): ClassRows(names.count(str(index)), survival)
-            for index, survival in enumerate(self._simulated.survivals)
-        }
-        given = allocate(
-            classes, kind.tokens - rows if kind.tokens else rows * kind.draft_len, kind.draft_len
-        )
-        return rows + given.extra_tokens, drafts_of_rows(names, given) if kind.tokens else []
+        survivals = self._simulated.survivals
+        sharing = Sharing(np.array([survivals[slot % len(survivals)] for slot in range(1, rows + 1)]))
+        if not kind.tokens:
+            return rows + sharing.extra_tokens()[kind.draft_len], ()
+        num_drafts = kind.tokens - rows
+        drafts = sharing.drafts(kind.draft_len, num_drafts)
+        return rows + sharing.accepted(kind.draft_len, num_drafts), drafts
 
 
 @torch.inference_mode()
@@ -201,11 +200,9 @@ def captured(worker: Worker, sizes: Sizes) -> Run:
     graphs.capture_all()
 
     def run(slots: Sequence[int], draft_len: int, drafts: Sequence[int]) -> object:
-        packed = graphs.run(slots, draft_len, drafts)
-        assert packed is not None, (
-            f"no graph for {draft_len} drafts of {len(slots)} rows, {sum(drafts)} in all"
-        )
-        return packed
+        done = graphs.run(slots, draft_len, drafts)
+        assert done is not None, f"no graph for {draft_len} drafts of {len(slots)} rows, {sum(drafts)} in all"
+        return done
 
     return run
 

@@ -197,10 +197,10 @@ class Stack:
 
         def run() -> torch.Tensor:
             if self._graphs is None:
-                return self.step.run(torch.tensor(slots_cpu, device=self.device), draft_len)
-            packed = self._graphs.run(slots_cpu, draft_len)
-            assert packed is not None
-            return packed
+                return self.step.run(torch.tensor(slots_cpu, device=self.device), draft_len).packed
+            done = self._graphs.run(slots_cpu, draft_len)
+            assert done is not None
+            return done.packed[:batch]
 
         seconds, packed = timed(run, self.device)
         put_out, valid = packed[:, -2:].unbind(1)

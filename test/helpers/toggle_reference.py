@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -99,13 +100,14 @@ class Reference:
 
 
 def _record_scores(executor: InProcessExecutor) -> list[torch.Tensor]:
-    """The perturbed scores of the last choice: the sampler changes the logits it is given in place."""
+    """The perturbed scores of the last choice, of one row: the sampler has put its rules into the logits."""
     sampler, seen = executor.worker.sampler, []
     choose = sampler.choose
 
     def recording(logits: torch.Tensor, rows: ChoiceRows, masks: ChoiceMasks | None = None) -> Choice:
         choice = choose(logits, rows, masks)
-        seen[:] = [logits.clone()]
+        nodes, states = logits.view(*rows.tokens.shape, -1), sampler.states
+        seen[:] = [states.scores(nodes, rows) if states.is_sampled(rows.slots_cpu[0]) else nodes.clone()]
         return choice
 
     sampler.choose = recording  # type: ignore[method-assign]
@@ -141,6 +143,13 @@ def end_of(params: SamplingParams, ids: Sequence[int]) -> tuple[int, str]:
             return count, "stop"
         before, after = decode(ids[: count - 1]), decode(ids[:count])
         fresh = any(after.find(s, max(0, len(before) - len(s) + 1)) >= 0 for s in params.stop)
+        fresh = fresh or any(_matches(p, after) - _matches(p, before) for p in params.stop_regex)
         if fresh and count >= params.min_new_tokens:
             return count, "stop"
     return len(ids), "unfinished"
+
+
+def _matches(pattern: str, text: str) -> set[tuple[int, int]]:
+    text = text.rstrip("\ufffd")
+    found = [re.compile(pattern).match(text, start) for start in range(len(text) + 1)]
+    return {match.span() for match in found if match is not None}

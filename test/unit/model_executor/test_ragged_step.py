@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from sglang.srt.model_executor.graph_sizes import GraphKey, GraphSizes, spread
 from sglang.srt.model_executor.step_graphs import StepGraphs
 from sglang.srt.model_executor.step_plan import PAD_SLOT, SlotSampling
+from sglang.srt.model_executor.step_trace import StepDone, StepTrace
 
 SAMPLINGS = (
     SlotSampling(temperature=0.0),
@@ -62,12 +63,13 @@ def test_each_row_gives_what_it_gives_beside_rows_with_as_many_drafts(family: st
 class SummingStep:
     """Puts out how many tokens each row is said to verify."""
 
-    def run(self, slots: torch.Tensor, draft_len: int, query_lens: object = None) -> torch.Tensor:
+    def run(self, slots: torch.Tensor, draft_len: int, query_lens: object = None) -> StepDone:
         assert query_lens is not None and int(query_lens.of_rows.sum()) == query_lens.total
         real = (slots != PAD_SLOT).to(torch.int64)
         lens = query_lens.of_rows
         assert lens.min() >= 1 and lens.max() <= draft_len + 1
-        return torch.stack([lens, real, real], dim=1)
+        packed = torch.stack([lens, real, real], dim=1)
+        return StepDone(packed, StepTrace(None, packed, packed, packed, 1))
 
 
 RAGGED = [GraphKey(3, rows, tokens) for rows in (4, 8) for tokens in range(rows, 4 * rows + 1, 4)]
@@ -93,6 +95,7 @@ def test_graphs_get_each_rows_number() -> None:
     for key in RAGGED:
         graphs.capture_key(key)
     for drafts in ([0, 3, 1, 2], [3, 0, 0, 1, 0], [1] * 8):
-        packed = graphs.run(range(1, len(drafts) + 1), 3, drafts)
-        assert packed is not None and packed[:, 0].tolist() == [count + 1 for count in drafts]
+        done = graphs.run(range(1, len(drafts) + 1), 3, drafts)
+        assert done is not None
+        assert done.packed[: len(drafts), 0].tolist() == [count + 1 for count in drafts]
     assert graphs.run(range(1, 9), 3, [3, 3, 3, 2, 3, 3, 3, 3]) is None, "no graph of 31 tokens"

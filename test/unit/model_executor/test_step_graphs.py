@@ -13,6 +13,7 @@ from helpers.replaying_capture import ReplayingCapture
 from sglang.srt.model_executor.graph_sizes import GraphSizes
 from sglang.srt.model_executor.step_graphs import DecodeSteps, StepGraphs
 from sglang.srt.model_executor.step_plan import PAD_SLOT, SpecShape
+from sglang.srt.model_executor.step_trace import StepDone, StepTrace
 from sglang.srt.utils import upload as upload_module
 
 CPU = torch.device("cpu")
@@ -26,12 +27,13 @@ class CountingStep:
         self.times = torch.zeros(64, dtype=torch.int64)  # [slots]
         self.calls: list[tuple[tuple[int, ...], int]] = []
 
-    def run(self, slots: torch.Tensor, draft_len: int) -> torch.Tensor:
+    def run(self, slots: torch.Tensor, draft_len: int) -> StepDone:
         self.calls.append((tuple(slots.tolist()), draft_len))
         real = (slots != PAD_SLOT).to(torch.int64)
         self.times.index_add_(0, slots, real)
         tokens = (100 * slots + self.times[slots])[:, None].expand(-1, draft_len + 1)
-        return torch.cat([tokens, real[:, None], real[:, None]], dim=1)
+        packed = torch.cat([tokens, real[:, None], real[:, None]], dim=1)
+        return StepDone(packed, StepTrace(None, packed, tokens, tokens, 1))
 
 
 def make(pad: bool = True) -> tuple[DecodeSteps, StepGraphs, CountingStep]:

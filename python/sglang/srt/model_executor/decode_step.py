@@ -22,6 +22,7 @@ from sglang.srt.model_executor.drafter import DraftTree
 from sglang.srt.model_executor.slot_state import SlotState
 from sglang.srt.model_executor.step import TargetModel
 from sglang.srt.model_executor.step_plan import PAD_SLOT, SpecShape
+from sglang.srt.model_executor.step_trace import StepDone, StepTrace
 from sglang.srt.sampling.kernel_sampler import KernelSampler, NodeMasks
 
 MAX_PDL_TOKENS = 32
@@ -111,9 +112,8 @@ class DecodeStep:
         self._drafter = drafter
         self._simulated = simulated
 
-    def run(self, slots: torch.Tensor, draft_len: int, query_lens: QueryLens | None = None) -> torch.Tensor:
-        """slots: [R] int64 -> packed [R, C + 2] int64: C = draft_len + 1 tokens, how many are put out
-        (none for the pad slot), how many of these are valid.
+    def run(self, slots: torch.Tensor, draft_len: int, query_lens: QueryLens | None = None) -> StepDone:
+        """slots: [R] int64 -> up to C = draft_len + 1 tokens of each, none of the pad slot.
 
         query_lens: of chains; a row accepts no more than the drafts it verifies, of the ``draft_len`` made.
         """
@@ -126,12 +126,13 @@ class DecodeStep:
         hidden, aux = self._forward(rows, tree, layout)
         return StepStart(rows, tree, draft_len, query_lens, layout, hidden, aux)
 
-    def finish(self, start: StepStart, allowed: NodeMasks | None = None) -> torch.Tensor:
+    def finish(self, start: StepStart, allowed: NodeMasks | None = None) -> StepDone:
         """Choose (of what ``allowed`` says), accept, update the state, sync."""
         rows, tree, draft_len, layout = start.rows, start.tree, start.draft_len, start.layout
         slots, query_lens = rows.slots, start.query_lens
         num_rows, num_nodes = tree.tokens.shape
-        choice, faulty = self._choose(rows, tree, start.hidden, layout, allowed)
+        logits = self._model.logits(start.hidden)  # until the end: who wants logprobs reads them then
+        choice, faulty = self._choose(rows, tree, logits, layout, allowed)
         parents = None if tree.mask is None else tree.parents
         if self._simulated is not None and draft_len:
             self._simulated.rewrite(tree.tokens, choice, rows.root, slots, parents)
@@ -148,11 +149,13 @@ class DecodeStep:
             table, size = state.page_table, self._pool.page_size
             for kept in self._pool.tensors:
                 move_path(kept, accepted.path, accepted.counts, slots, rows.root, table, size)
+        token_of = None if layout is None else layout.token_of
         if self._drafter is not None:
             assert start.aux is not None
-            token_of = None if layout is None else layout.token_of
             self._drafter.sync(rows, start.aux, accepted, tree.mask is not None, token_of)
-        return accepted.packed
+        tokens, path = accepted.tokens, accepted.path
+        trace = StepTrace(logits, start.hidden, tokens, path, num_nodes, line_of=token_of, place_of=token_of)
+        return StepDone(accepted.packed, trace)
 
     def _begin(self, slots: torch.Tensor, draft_len: int) -> tuple[Rows, DraftTree]:
         """Read the state; draft. A chain's parents and depths are left out: nothing reads them."""
@@ -203,7 +206,7 @@ class DecodeStep:
         self,
         rows: Rows,
         tree: DraftTree,
-        hidden: torch.Tensor,
+        logits: torch.Tensor,
         layout: Layout | None,
         allowed: NodeMasks | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -216,7 +219,6 @@ class DecodeStep:
         nodes = NodeRows(
             rows.slots, rows.root, num_nodes, kind, tree.depths if is_tree else None, lines=lines
         )
-        logits = self._model.logits(hidden)
         choice, faulty = self._sampler.choose_nodes(logits, nodes, tree.tokens, tree.mask, allowed)
         return (choice, faulty) if layout is None else (choice[layout.token_of], faulty[layout.token_of])
 

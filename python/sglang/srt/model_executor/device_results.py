@@ -100,6 +100,7 @@ class DeviceResults:
             return lambda: unpack(plan, None, 0.0)
         packed = executed.packed
         arriving = _arrive(place.packed_pinned, packed)
+        report = None if executed.report is None else executed.report.to_host(self._pin)
         place.ended.record()
 
         waits = iter((True,))
@@ -111,7 +112,7 @@ class DeviceResults:
             if is_split:
                 milliseconds -= place.paused.elapsed_time(place.resumed)
             seconds = milliseconds / 1000
-            result = unpack(plan, arriving, seconds, executed.used_graph)
+            result = unpack(plan, arriving, seconds, executed.used_graph, report)
             self._free.put(place)
             return result
 

@@ -9,8 +9,11 @@ from typing import Protocol
 
 import torch
 
+from sglang.srt.model_executor.report_reading import read_reports
+from sglang.srt.model_executor.reporting import DeviceReport
 from sglang.srt.model_executor.step import StepOutput
 from sglang.srt.model_executor.step_plan import StepDrafts, StepMidInput, StepPlan, StepResult
+from sglang.srt.model_executor.step_trace import StepTrace
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +22,8 @@ class Executed:
 
     packed: torch.Tensor  # [R, C + 2] int64, see ``pack``; good until the next step is launched
     used_graph: bool | None = None  # None: not a decode step, or a device without graphs
+    trace: StepTrace | None = None
+    report: DeviceReport | None = None  # what the plan's wishes ask for
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +68,24 @@ def pack(output: StepOutput) -> torch.Tensor:
 
 
 def unpack(
-    plan: StepPlan, packed_cpu: torch.Tensor | None, device_time_s: float, used_graph: bool | None = None
+    plan: StepPlan,
+    packed_cpu: torch.Tensor | None,
+    device_time_s: float,
+    used_graph: bool | None = None,
+    report_cpu: DeviceReport | None = None,
 ) -> StepResult:
     """The result of a plan. Chunks before a prompt's last one put out nothing."""
     rows = [] if packed_cpu is None else packed_cpu.tolist()
     num_decode = len(plan.decode_slots)
     chooses = [True] * num_decode + [chunk.is_last for chunk in plan.prefill]
+    tokens = tuple(tuple(row[: row[-1]]) if c else () for row, c in zip(rows, chooses, strict=False))
     return StepResult(
         step_id=plan.step_id,
-        tokens=tuple(tuple(row[: row[-1]]) if c else () for row, c in zip(rows, chooses, strict=False)),
+        tokens=tokens,
         faults=tuple(row[-1] < row[-2] for row in rows),
         device_time_s=device_time_s,
         used_graph=used_graph,
+        reports=() if report_cpu is None else read_reports(plan, report_cpu, [len(row) for row in tokens]),
     )
 
 
@@ -108,6 +119,9 @@ class HostResults:
         self._began += time.perf_counter()
 
     def collect(self, plan: StepPlan, executed: Executed | None) -> Callable[[], StepResult]:
-        packed, used_graph = (executed.packed, executed.used_graph) if executed else (None, None)
-        result = unpack(plan, packed, time.perf_counter() - self._began, used_graph)
+        if executed is None:
+            result = unpack(plan, None, time.perf_counter() - self._began)
+        else:
+            took = time.perf_counter() - self._began
+            result = unpack(plan, executed.packed, took, executed.used_graph, executed.report)
         return lambda: result

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,8 +18,9 @@ import torch
 from sglang.srt.model_executor.decode_step import StepStart
 from sglang.srt.model_executor.graph_sizes import GraphKey, GraphSizes
 from sglang.srt.model_executor.results import BegunStep, DraftNodes, Executed
-from sglang.srt.model_executor.step_graphs import Capture, DeviceStep, Replay, drafts_of
+from sglang.srt.model_executor.step_graphs import Capture, DeviceStep, Replay, drafts_of, executed
 from sglang.srt.model_executor.step_plan import PAD_SLOT, SpecShape, StepMidInput
+from sglang.srt.model_executor.step_trace import StepDone
 from sglang.srt.sampling.kernel_sampler import NodeMasks
 from sglang.srt.sampling.rows import mask_words
 from sglang.srt.utils.upload import upload_array, upload_into
@@ -40,8 +41,10 @@ def split_sizes(sizes: GraphSizes) -> GraphSizes:
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    first: Replay  # returns the nodes of a speculative step: [1 or 2, R, N] tokens, and a tree's parents
-    rest: Replay  # packed [R, C + 2]
+    first: Callable[
+        [], torch.Tensor
+    ]  # a speculative step's nodes: [1 or 2, R, N] tokens, tree's parents
+    rest: Replay
 
 
 class SplitGraphs:
@@ -96,7 +99,7 @@ class SplitGraphs:
             )
 
         begin = self._capture.capture(first)
-        rest = self._capture.capture(lambda: self._step.finish(held[0], allowed))
+        rest = self._capture.capture(lambda: self._step.finish(held[0], allowed), StepDone.lent)
         self._capture.let_go(held)
         begin()
         rest()
@@ -122,7 +125,7 @@ class SplitGraphs:
         upload_into(self._which[: key.rows], which)
         words = mask_words(masks)
         self._bits[: len(words)].copy_(upload_array(words, self._bits.device))
-        return Executed(self._pairs[key].rest()[:num_rows], used_graph=True)
+        return executed(self._pairs[key].rest(), num_rows, used_graph=True)
 
     def _nodes(self, key: GraphKey) -> int:
         return self._spec.num_nodes(key.draft_len) if self._spec else 1

@@ -6,7 +6,7 @@ of zero drafts, and a prefill is a plain step whose earlier tokens ride along.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -17,6 +17,7 @@ from sglang.srt.model_executor.drafter import DraftContext, Drafter
 from sglang.srt.model_executor.slot_state import SlotState
 from sglang.srt.model_executor.step_batch import Pairs, StepBatch, prefill_inputs, roots
 from sglang.srt.model_executor.step_plan import PAD_SLOT, StepPlan
+from sglang.srt.model_executor.step_trace import StepTrace
 from sglang.srt.sampling.rows import Choice, ChoiceMasks, ChoiceRows
 from sglang.srt.sampling.sampler import StepSampler
 from sglang.srt.utils.upload import upload
@@ -39,6 +40,8 @@ class TargetModel(Protocol):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
 
+    def last_norm(self, hidden: torch.Tensor) -> torch.Tensor: ...
+
 
 class KVMover(Protocol):
     """What the step asks of the target's KV pool."""
@@ -53,6 +56,7 @@ class StepOutput:
     tokens: torch.Tensor  # [R, C] int64
     counts: torch.Tensor  # [R] int64; 0 for the pad slot
     num_valid: torch.Tensor  # [R] int64 tokens before the first choice of logits that were not finite
+    trace: StepTrace | None = None  # of a step with wishes
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,7 @@ class StepRunner:
         self.simulated = simulated  # the decode step on a GPU has the same one
         self._state = state
         self._sampler = sampler
-        self._model = model
+        self.model = model
         self._pool = pool
         self._backend = backend
         self._drafter = drafter
@@ -93,13 +97,13 @@ class StepRunner:
         """The target on the plan's tokens. Reads nothing that ``finish`` or a slot's sampling changes."""
         batch = self._prefill_batch(plan) if plan.prefill else self._decode_batch(plan)
         aux_layers = self._drafter.aux_layers if self._drafter else ()
-        hidden, aux = self._model.forward(batch.token_ids, batch.positions, batch.attention, aux_layers)
+        hidden, aux = self.model.forward(batch.token_ids, batch.positions, batch.attention, aux_layers)
         return Forward(batch, hidden, aux)
 
     def finish(self, plan: StepPlan, forward: Forward, masks: ChoiceMasks | None = None) -> StepOutput:
         """Choose (of what ``masks`` allow), accept, and leave the state as the next step finds it."""
         batch, hidden, aux = forward.batch, forward.hidden, forward.aux
-        choice = self._choose(batch, hidden, masks)
+        choice, logits = self._choose(batch, hidden, masks)
         if self.simulated is not None:
             tokens, parents = batch.tree.tokens, None if batch.tree.mask is None else batch.tree.parents
             self.simulated.rewrite(tokens, choice.tokens, batch.root_position, batch.slots, parents)
@@ -119,7 +123,9 @@ class StepRunner:
             last = (output.counts - 1).clamp_(min=0)[:, None]
             next_token = output.tokens.gather(1, last)[:, 0]
         self._state.advance(batch.slots, batch.root_position + output.counts, next_token, feature)
-        return output
+        if not plan.wishes:
+            return output
+        return replace(output, trace=_trace(batch, output.tokens, accepted.path, logits, hidden))
 
     def _caps(self, plan: StepPlan, slots: torch.Tensor) -> torch.Tensor:
         """[R] int64: most drafts that each row takes. Here all are verified, whatever the plan leaves out."""
@@ -195,22 +201,26 @@ class StepRunner:
             pairs=known.pairs,
         )
 
-    def _choose(self, batch: StepBatch, hidden: torch.Tensor, masks: ChoiceMasks | None) -> Choice:
-        """The token after every node; lm_head runs only where a token is chosen."""
-        rows = _choice_rows(batch)
+    def _choose(
+        self, batch: StepBatch, hidden: torch.Tensor, masks: ChoiceMasks | None
+    ) -> tuple[Choice, torch.Tensor | None]:
+        """The token after every node, and the logits that it was chosen from; lm_head runs only where a token
+        is chosen."""
+        rows, logits = _choice_rows(batch), None
         if batch.given is None:
             hidden = hidden[batch.query.view(-1)] if batch.is_prefill else hidden
-            return self._sampler.choose(self._model.logits(hidden), rows, masks)
+            logits = self.model.logits(hidden)
+            return self._sampler.choose(logits, rows, masks), logits
         tokens = batch.given[:, None].clone()
         faulty = torch.zeros_like(tokens, dtype=torch.bool)
         if batch.choosing_cpu:
             picked = batch.choosing
             assert picked is not None
-            logits = self._model.logits(hidden[batch.query[picked, 0]])
+            logits = self.model.logits(hidden[batch.query[picked, 0]])
             masks = None if masks is None else masks.take(batch.choosing_cpu)
             chosen = self._sampler.choose(logits, rows.take(batch.choosing_cpu), masks)
             tokens[picked], faulty[picked] = chosen.tokens, chosen.faulty
-        return Choice(tokens, faulty)
+        return Choice(tokens, faulty), logits
 
     def _count(self, batch: StepBatch, output: StepOutput) -> None:
         """Penalties take note of what was chosen; ids that were given are known to them already."""
@@ -288,3 +298,20 @@ def _output(batch: StepBatch, choice: Choice, accepted: Accepted) -> StepOutput:
     valid = (column < counts[:, None]) & ~choice.faulty.gather(1, accepted.path)
     num_valid = valid.to(torch.int64).cumprod(dim=1).sum(dim=1)
     return StepOutput(choice.tokens.gather(1, accepted.path), counts, num_valid)
+
+
+def _trace(
+    batch: StepBatch,
+    tokens: torch.Tensor,
+    path: torch.Tensor,
+    logits: torch.Tensor | None,
+    hidden: torch.Tensor,
+) -> StepTrace:
+    if not batch.is_prefill:
+        return StepTrace(logits, hidden, tokens, path, batch.num_nodes)
+    line_of = None
+    if batch.given is not None:  # rows that choose nothing have no line
+        line_of = torch.zeros_like(batch.query)
+        assert batch.choosing is not None
+        line_of[batch.choosing, 0] = torch.arange(len(batch.choosing_cpu), device=line_of.device)
+    return StepTrace(logits, hidden, tokens, path, 1, line_of, place_of=batch.query)

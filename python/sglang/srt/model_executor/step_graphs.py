@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from tqdm import tqdm
@@ -21,38 +21,48 @@ from sglang.srt.model_executor.decode_step import StepStart
 from sglang.srt.model_executor.graph_sizes import GraphKey, GraphSizes, spread
 from sglang.srt.model_executor.results import BegunStep, DraftNodes, Executed
 from sglang.srt.model_executor.step_plan import PAD_SLOT, GraphSet, SpecShape, StepMidInput
+from sglang.srt.model_executor.step_trace import StepDone
 from sglang.srt.sampling.kernel_sampler import NodeMasks
 from sglang.srt.sampling.rows import choice_masks
 from sglang.srt.utils.upload import upload, upload_into
 
 logger = logging.getLogger(__name__)
 
-Replay = Callable[[], torch.Tensor]
+Replay = Callable[[], StepDone]
 CompileAhead = Callable[[int], AbstractContextManager[None]]
 """Within it ops only compile their kernels; the number is that of compiling threads."""
+
+
+T = TypeVar("T")
+
+
+def same(captured: T) -> T:
+    """Lends nothing."""
+    return captured
 
 
 class DeviceStep(Protocol):
     """A decode step without anything of the host in it, or nothing but masks (``DecodeStep``)."""
 
-    def run(self, slots: torch.Tensor, draft_len: int, query_lens: QueryLens | None = None) -> torch.Tensor:
-        """slots: [R] int64 on the device, PAD_SLOT in padded rows -> packed [R, C + 2] int64."""
+    def run(self, slots: torch.Tensor, draft_len: int, query_lens: QueryLens | None = None) -> StepDone:
+        """slots: [R] int64 on the device, PAD_SLOT in padded rows."""
         ...
 
     def begin(self, slots: torch.Tensor, draft_len: int, query_lens: QueryLens | None = None) -> StepStart:
         """The first part of ``run``, up to the choices."""
         ...
 
-    def finish(self, start: StepStart, allowed: NodeMasks | None = None) -> torch.Tensor:
-        """The rest of it -> packed."""
+    def finish(self, start: StepStart, allowed: NodeMasks | None = None) -> StepDone:
+        """The rest of it."""
         ...
 
 
 class Capture(Protocol):
     """Turns launches into graphs; all of one capture's graphs share their memory."""
 
-    def capture(self, step: Callable[[], torch.Tensor]) -> Replay:
-        """The launches of ``step``; a replay returns the same tensor every time."""
+    def capture(self, step: Callable[[], T], lend: Callable[[T], T] = same) -> Callable[[], T]:
+        """The launches of ``step``; a replay returns the same tensors every time, of which ``lend`` gives up
+        owning those that only the step itself needs, and who reads them before another replay."""
         ...
 
     def trace(self, steps: Callable[[], None]) -> None:
@@ -76,12 +86,14 @@ class CudaCapture:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
 
-    def capture(self, step: Callable[[], torch.Tensor]) -> Replay:
+    def capture(self, step: Callable[[], T], lend: Callable[[T], T] = same) -> Callable[[], T]:
         graph = torch.cuda.CUDAGraph()
         with self._recording(graph, self._pool):
-            output = step()
+            captured = step()
+        output = lend(captured)
+        del captured
 
-        def replay() -> torch.Tensor:
+        def replay() -> T:
             graph.replay()
             return output
 
@@ -181,14 +193,14 @@ class StepGraphs:
         if key.tokens:
             self._put_lens(spread(key.tokens, key.rows))
         self._run(key)  # loads kernels and fills caches, which a capture can't
-        replay = self._capture.capture(lambda: self._run(key))
+        replay = self._capture.capture(lambda: self._run(key), StepDone.lent)
         replay()  # a graph's first launch loads it onto the device: no request should wait for that
         self._replays[key] = replay
 
     def run(
         self, slots_cpu: Sequence[int], draft_len: int, row_drafts: Sequence[int] = ()
-    ) -> torch.Tensor | None:
-        """packed [R, C + 2], good until the next run; None if no graph covers the step.
+    ) -> StepDone | None:
+        """Good until the next run, padded rows at its end; None if no graph covers the step.
 
         row_drafts: how many of its drafts each row verifies; none: all.
         """
@@ -204,9 +216,9 @@ class StepGraphs:
         if row_drafts:
             of_padded = spread(key.tokens - num_tokens, num_padded) if num_padded else []
             self._put_lens([*(drafts + 1 for drafts in row_drafts), *of_padded])
-        return self._replays[key]()[:num_rows]
+        return self._replays[key]()
 
-    def _run(self, key: GraphKey) -> torch.Tensor:
+    def _run(self, key: GraphKey) -> StepDone:
         slots = self._slots[: key.rows]
         if not key.tokens:
             return self._step.run(slots, key.draft_len)
@@ -252,15 +264,15 @@ class DecodeSteps:
     def run(self, slots_cpu: Sequence[int], draft_len: int, row_drafts: Sequence[int] = ()) -> Executed:
         """row_drafts: how many of the ``draft_len`` drafts each row verifies; none: all."""
         if self._graphs is not None:
-            packed = self._graphs.run(slots_cpu, draft_len, row_drafts)
-            if packed is not None:
-                return Executed(packed, used_graph=True)
+            done = self._graphs.run(slots_cpu, draft_len, row_drafts)
+            if done is not None:
+                return executed(done, len(slots_cpu), used_graph=True)
         slots = upload(slots_cpu, torch.int64, self._device)
         if not row_drafts:
-            return Executed(self.step.run(slots, draft_len), used_graph=False)
+            return executed(self.step.run(slots, draft_len), len(slots_cpu), used_graph=False)
         lens = [drafts + 1 for drafts in row_drafts]
         given = QueryLens(upload(lens, torch.int64, self._device), sum(lens))
-        return Executed(self.step.run(slots, draft_len, given), used_graph=False)
+        return executed(self.step.run(slots, draft_len, given), len(slots_cpu), used_graph=False)
 
     def begin(self, slots_cpu: Sequence[int], draft_len: int, row_drafts: Sequence[int] = ()) -> BegunStep:
         """A masked step, up to its choices."""
@@ -278,9 +290,14 @@ class DecodeSteps:
             allowed = None
             if masks.rows:
                 allowed = NodeMasks.of(choice_masks(masks, self._device), len(slots_cpu))
-            return Executed(self.step.finish(start, allowed), used_graph=False)
+            return executed(self.step.finish(start, allowed), len(slots_cpu), used_graph=False)
 
         return BegunStep(drafts_of(start), finish)
+
+
+def executed(done: StepDone, num_rows: int, used_graph: bool) -> Executed:
+    """Without the padded rows."""
+    return Executed(done.packed[:num_rows], used_graph, done.trace)
 
 
 def drafts_of(start: StepStart) -> DraftNodes | None:

@@ -91,6 +91,24 @@ class PrefillChunk:
 
 
 @dataclass(frozen=True, slots=True)
+class RowWish:
+    """What a row is to tell beside its ids. Offsets count from the beginning of the row's prefill chunk."""
+
+    row: int  # of the plan: decode slots first, then chunks
+    logprobs: bool = False  # of the ids that it chooses …
+    prompt_from: int = 0  # … and of the known ids that follow the chunk's tokens from here …
+    prompt_to: int = 0  # … to here
+    num_top: int = 0  # also of so many ids that are the likeliest there
+    token_ids: tuple[int, ...] = ()  # and of these
+    temperature: float = 1.0  # that the logits of its choices are divided by
+    hidden_from: int | None = None  # hidden states: of a chunk's tokens from here on, or behind a row's ids
+
+    @property
+    def num_prompt(self) -> int:
+        return max(0, self.prompt_to - self.prompt_from)
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     """One step. Order of application: admissions, page writes, then the forward.
 
@@ -107,6 +125,7 @@ class StepPlan:
     admissions: tuple[SlotAdmission, ...] = ()
     page_writes: tuple[PageWrite, ...] = ()
     masked: bool = False  # the choice waits for the step's ``StepMidInput``
+    wishes: tuple[RowWish, ...] = ()  # of some rows
 
     def __post_init__(self) -> None:
         assert len(self.decode_slots) == len(self.decode_len_bounds)
@@ -128,9 +147,7 @@ class StepDrafts:
 
     step_id: int
     tokens: tuple[tuple[int, ...], ...]
-    parents: tuple[tuple[int, ...], ...] | None = (
-        None  # of a tree, the root's is -1; None: chains
-    )
+    parents: tuple[tuple[int, ...], ...] | None = None  # of a tree, the root's is -1; None: chains
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +165,43 @@ class StepMidInput:
 
 
 @dataclass(frozen=True, slots=True)
+class Logprobs:
+    """At some places of one text, in order. What can't be chosen at all has the lowest float32."""
+
+    own: tuple[float, ...] = ()  # of the id that is there
+    top: tuple[tuple[float, ...], ...] = ()  # of the likeliest ids, the likeliest first; () if not asked for
+    top_ids: tuple[tuple[int, ...], ...] = ()
+    named: tuple[tuple[float, ...], ...] = ()  # of the wish's ``token_ids``; () if there are none
+
+
+@dataclass(frozen=True, slots=True)
+class Vectors:
+    """Floating-point vectors in native order."""
+
+    data: bytes = b""
+    size: int = 0  # numbers of one
+    kind: str = "f"  # f: float32, d: float64
+
+    @property
+    def count(self) -> int:
+        return len(self.data) // self.bytes_each if self.data else 0
+
+    @property
+    def bytes_each(self) -> int:
+        return self.size * (8 if self.kind == "d" else 4)
+
+
+@dataclass(frozen=True, slots=True)
+class RowReport:
+    """The answer to a ``RowWish``."""
+
+    row: int
+    chosen: Logprobs = Logprobs()  # of the row's tokens
+    prompt: Logprobs = Logprobs()
+    hidden: Vectors = Vectors()  # after the last norm
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """``tokens[row]`` are the ids chosen by that row, in order.
 
@@ -162,6 +216,7 @@ class StepResult:
     device_time_s: float  # seconds the step ran on the device
     used_graph: bool | None = None  # a decode step's, on a device with CUDA graphs; False: it ran eagerly
     launch_time_s: float = 0.0  # seconds the host took to launch it; on a CPU that is the whole step
+    reports: tuple[RowReport, ...] = ()  # as the plan's wishes
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +244,15 @@ class SpecShape:
         return min(self.num_draft_tokens, self.pool_size(draft_len) + 1)
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class RaggedSize:
+    """A step whose rows verify different numbers of its drafts."""
+
+    draft_len: int  # draft forwards, of all rows
+    rows: int
+    tokens: int  # that all rows verify together, padded rows too
+
+
 @dataclass(frozen=True, slots=True)
 class GraphSet:
     """The CUDA graphs captured for one draft length."""
@@ -197,6 +261,9 @@ class GraphSet:
     sizes: tuple[int, ...]  # rows, ascending
     seconds: float  # that the capture took
     bytes: int
+    ragged: tuple[
+        tuple[int, int], ...
+    ] = ()  # (rows, tokens) of those whose rows have their own draft lengths
 
     @property
     def name(self) -> str:
@@ -211,6 +278,7 @@ class StepCost:
     rows: int
     fixed_s: float
     per_kv_token_s: float
+    tokens: int = 0  # that all rows verify together, as in ``RaggedSize``; 0: every row all its drafts
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,3 +307,8 @@ class ExecutorInfo:
         if draft_len not in self.draft_lens:
             return 0
         return next((g.sizes[-1] for g in self.graphs if g.draft_len == draft_len), self.max_spec_rows)
+
+    @property
+    def ragged_sizes(self) -> tuple[RaggedSize, ...]:
+        """Of captured steps whose rows have draft lengths of their own."""
+        return tuple(sorted(RaggedSize(g.draft_len, *size) for g in self.graphs for size in g.ragged))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from sglang.srt.mem_cache.pool import KVPool
@@ -9,6 +11,7 @@ from sglang.srt.model_executor.accept import TokenRewriter
 from sglang.srt.model_executor.agreement import Agreement
 from sglang.srt.model_executor.config import WorkerConfig
 from sglang.srt.model_executor.drafter import Drafter
+from sglang.srt.model_executor.reporting import Reporter
 from sglang.srt.model_executor.results import BegunStep, DraftNodes, Executed, pack
 from sglang.srt.model_executor.slot_state import SlotState
 from sglang.srt.model_executor.step import Forward, StepRunner
@@ -40,6 +43,7 @@ class Worker:
         self._runner = runner
         self._decode_steps = decode_steps
         self._agreement = agreement
+        self._reporter = Reporter(runner.model, config.vocab_size)
 
     @property
     def simulated(self) -> TokenRewriter | None:
@@ -77,7 +81,8 @@ class Worker:
 
         def finish(masks: StepMidInput) -> Executed:
             allowed = choice_masks(masks, self.state.device) if masks.rows else None
-            return Executed(pack(self._runner.finish(plan, forward, allowed)))
+            output = self._runner.finish(plan, forward, allowed)
+            return Executed(pack(output), trace=output.trace)
 
         return BegunStep(drafts if plan.draft_len else None, finish)
 
@@ -85,7 +90,7 @@ class Worker:
     def finish(self, plan: StepPlan, begun: BegunStep, masks: StepMidInput) -> Executed:
         """Launch the rest of it."""
         assert masks.step_id == plan.step_id, f"masks of step {masks.step_id} for step {plan.step_id}"
-        executed = begun.finish(masks)
+        executed = self._with_report(plan, begun.finish(masks))
         if self._agreement is not None:
             self._agreement.check(plan.step_id)
         return executed
@@ -109,9 +114,18 @@ class Worker:
         if is_idle:
             return None
         if forward is not None:
-            return Executed(pack(self._runner.finish(plan, forward)))
+            output = self._runner.finish(plan, forward)
+            return self._with_report(plan, Executed(pack(output), trace=output.trace))
         assert self._decode_steps is not None
-        return self._decode_steps.run(plan.decode_slots, plan.draft_len, plan.row_drafts)
+        done = self._decode_steps.run(plan.decode_slots, plan.draft_len, plan.row_drafts)
+        return self._with_report(plan, done)
+
+    def _with_report(self, plan: StepPlan, executed: Executed) -> Executed:
+        """Launched behind the step, only where the plan wishes it."""
+        if not plan.wishes:
+            return executed
+        assert executed.trace is not None
+        return replace(executed, report=self._reporter.report(plan, executed.trace))
 
     def _check(self, plan: StepPlan) -> None:
         """Broken plans are faults of the planner: die loudly rather than index something else."""

@@ -152,6 +152,10 @@ class DecoderModel(ABC):
         """hidden: [N, H], before the final norm -> [N, V] float32 (float64 in a float64 model)."""
         return self.lm_head(hidden, norm=self.norm)
 
+    def last_norm(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden: [N, H], as ``logits`` takes it -> what the output head multiplies, [N, H]."""
+        return self.norm(hidden)
+
     def linears(self) -> list[Linear]:
         """All of them, the largest first."""
         of_layers = [part for layer in self.layers for part in layer.linears()]

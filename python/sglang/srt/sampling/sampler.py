@@ -58,8 +58,8 @@ class Sampler:
     def choose(self, logits: torch.Tensor, rows: ChoiceRows, masks: ChoiceMasks | None = None) -> Choice:
         """The token that follows each node, of those that ``masks`` allow.
 
-        logits: [R * N, V] float32 or float64, used up (changed in place). Equal scores: the lowest
-        id wins. A node whose logits are not finite is faulty and gets token 0.
+        logits: [R * N, V] float32 or float64, changed in place by rules and masks, by nothing else. Equal
+        scores: the lowest id wins. A node whose logits are not finite is faulty and gets token 0.
         """
         # Any NaN or infinity makes the sum so, and a sum costs one pass.
         faulty = ~logits.sum(dim=-1).isfinite().view_as(rows.tokens)
@@ -71,10 +71,11 @@ class Sampler:
             picked = rows.pick(rule.needs)
             if picked is not None:
                 picked.put(nodes, rule.apply(picked.of(nodes), picked.rows))
+        tokens = nodes.argmax(dim=-1)
         picked = rows.pick(self.states.is_sampled)
         if picked is not None:
-            picked.put(nodes, self.states.scores(picked.of(nodes), picked.rows))
-        return Choice(nodes.argmax(dim=-1).masked_fill_(faulty, 0), faulty)
+            picked.put(tokens, self.states.scores(picked.of(nodes), picked.rows).argmax(dim=-1))
+        return Choice(tokens.masked_fill_(faulty, 0), faulty)
 
     def count(self, rows: ChoiceRows, tokens: torch.Tensor, num_tokens: torch.Tensor) -> None:
         """Take note of what rows put out. tokens: [R, C] int64; num_tokens: [R] int64."""
