@@ -62,7 +62,8 @@ class AcceptanceEstimate:
         """A speculative step's rows of one class.
 
         Args:
-            proposed_by_depth: rows that could accept a draft at depth 1, 2, …
+            proposed_by_depth: rows that could accept a draft at depth 1, 2, …; where they have different
+                numbers of drafts, those of them that had accepted the ones before it.
             correct_by_depth: rows that did (and so the drafts before it too).
         """
         num_rows = proposed_by_depth[0] if proposed_by_depth else 0

@@ -1,70 +1,57 @@
-"""Which rows get how many of a step's drafts, where rows may have different numbers. Pure functions.
+"""Which rows get how many of a step's drafts, where rows may have different numbers. Pure: arrays in and out.
 
-Rows of one class are alike, so whole blocks (a class's drafts of one depth) are given out in the order of
-their chances; only the last block may be cut, and then any of its rows will do.
+Drafts are given out in the order of their chances. A row's chances never rise with the depth, so that what it
+gets are its first drafts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+_LAST: Final = 65534.0  # rank of a draft that nobody accepts; that of the best is 1
 
 
-@dataclass(frozen=True, slots=True)
-class ClassRows:
-    """Rows of one class in a step."""
+class Sharing:
+    """All rows' drafts in the order in which they are given out."""
 
-    rows: int
-    reached: tuple[float, ...]  # chance that draft 1, 2, … is accepted; never rising
+    def __init__(self, reached: np.ndarray, due: np.ndarray | None = None) -> None:
+        """
+        Args:
+            reached: [R, K] chance that a row accepts draft 1, 2, … K (and those before it).
+            due: [R] bool: rows that get a first draft before anybody gets another, whatever its chance is.
+        """
+        self._reached = reached
+        # Sixteen bits are sorted several times faster than floats, and no chance is known any better. Stable:
+        # of equal ones in a row the lower depth is first.
+        ranks = ((1.0 - reached) * _LAST).astype(np.uint16)
+        ranks += 1
+        if due is not None:
+            ranks[due, 0] = 0
+        order = np.argsort(ranks, axis=None, kind="stable")  # [R * K]
+        self._rows, self._depths = np.divmod(order, reached.shape[1])
+        self._chances = reached.ravel().take(order)
+        self._gained: dict[
+            int, np.ndarray
+        ] = {}  # by the longest draft: [drafts] accepted with 1, 2, … drafts
 
+    def extra_tokens(self) -> list[float]:
+        """[K + 1] drafts expected to be accepted where all rows have 0, 1, … K."""
+        return [0.0, *self._reached.sum(axis=0).cumsum().tolist()]
 
-@dataclass(frozen=True, slots=True)
-class ClassDrafts:
-    """What they get: all of them ``each`` drafts, and the first ``more`` of them one more."""
+    def accepted(self, longest: int, num_drafts: int) -> float:
+        """Of so many drafts, at most ``longest`` to a row (no more than the rows can take), those expected to
+        be accepted.
+        """
+        gained = self._gained.get(longest)
+        if gained is None:
+            gained = self._chances[self._depths < longest].cumsum()
+            self._gained[longest] = gained
+        return float(gained[num_drafts - 1]) if num_drafts else 0.0
 
-    each: int
-    more: int
-
-    def of_rows(self, rows: int) -> list[int]:
-        return [self.each + (row < self.more) for row in range(rows)]
-
-
-@dataclass(frozen=True, slots=True)
-class Allocation:
-    by_class: Mapping[str, ClassDrafts]
-    extra_tokens: float  # drafts expected to be accepted, of all rows
-
-
-def allocate(classes: Mapping[str, ClassRows], num_drafts: int, longest: int) -> Allocation:
-    """Give out ``num_drafts`` drafts, at most ``longest`` to a row; the most are expected to be accepted.
-
-    What no row can take is left over.
-    """
-    blocks = [
-        (-chance, depth, name)
-        for name, of in classes.items()
-        for depth, chance in enumerate(of.reached[:longest])
-    ]
-    given = dict.fromkeys(classes, ClassDrafts(0, 0))
-    extra, left = 0.0, num_drafts
-    for chance, depth, name in sorted(blocks):
-        rows = min(left, classes[name].rows)
-        if rows == 0:
-            continue
-        # Of one class depths come in order: chances never rise, and equal ones are sorted by depth.
-        given[name] = ClassDrafts(depth + 1, 0) if rows == classes[name].rows else ClassDrafts(depth, rows)
-        extra -= chance * rows
-        left -= rows
-    return Allocation(given, extra)
-
-
-def drafts_of_rows(names: Sequence[str], allocation: Allocation) -> list[int]:
-    """[R] by the rows' classes."""
-    seen: dict[str, int] = {}
-    drafts = []
-    for name in names:
-        place = seen.get(name, 0)
-        seen[name] = place + 1
-        of_class = allocation.by_class[name]
-        drafts.append(of_class.each + (place < of_class.more))
-    return drafts
+    def drafts(self, longest: int, num_drafts: int) -> tuple[int, ...]:
+        """[R] that many drafts, given out."""
+        assert num_drafts <= len(self._reached) * longest, "more drafts than rows can take"
+        rows = self._rows[self._depths < longest][:num_drafts]
+        return tuple(np.bincount(rows, minlength=len(self._reached)).tolist())

@@ -10,11 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from sglang.srt.model_executor.step_plan import RaggedSize
 from sglang.srt.speculative.acceptance import ClassCounts
+from sglang.srt.speculative.row_acceptance import DraftRow
 from sglang.srt.speculative.toggle import Decision, Reason
 
 LEAST_HOPE: Final = 0.005  # a probe must promise this much more than the best known choice
 LEAST_CHARGE: Final = 0.01  # of a probe's time: none is free
+RAGGED_MARGIN: Final = (
+    0.01  # draft lengths of the rows' own must promise so much more than the best common one
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +32,18 @@ class AutoInput:
     num_steps: int  # the longest draft of this server; 0: it has no drafter
     prepared_lens: tuple[int, ...]  # draft lengths that have steps of so many rows, ascending
     fitting_lens: tuple[int, ...]  # those of them whose pages are there, with nothing evicted for drafts
+    # Rows may have draft lengths of their own: what steps there are for so many, and the rows.
+    ragged_sizes: tuple[RaggedSize, ...] = ()
+    rows: Sequence[DraftRow] = ()
 
 
 class Costs(Protocol):
     def both_seconds(self, draft_len: int, rows: int, kv_tokens: float) -> tuple[float, float]:
         """What such a step will take, and what it may take at best; infinite if nothing is known of it."""
+        ...
+
+    def ragged_seconds(self, size: RaggedSize, kv_tokens: float) -> float:
+        """What a step whose rows have different draft lengths will take; infinite if it was not measured."""
         ...
 
 
@@ -45,17 +57,64 @@ class Acceptance(Protocol):
         ...
 
 
+class Rows(Protocol):
+    """What every row of the step is expected to accept (``Sharing``)."""
+
+    def extra_tokens(self) -> Sequence[float]:
+        """[num_steps + 1] drafts expected to be accepted where all rows have 0, 1, … drafts."""
+        ...
+
+    def accepted(self, longest: int, num_drafts: int) -> float:
+        """Those expected where so many are given out as well as it goes, at most ``longest`` to a row."""
+        ...
+
+    def drafts(self, longest: int, num_drafts: int) -> tuple[int, ...]:
+        """Each row's."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Beliefs:
     costs: Costs
     acceptance: Acceptance
     probe_credit_s: float  # what probes may cost now; 0: none
+    rows: Rows | None = None  # None: they are not told apart
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
     decision: Decision
     charge_s: float = 0.0  # what a probe may cost at worst: to be taken off the credit
+
+
+@dataclass(frozen=True, slots=True)
+class _Common:
+    """A step of one draft length."""
+
+    draft_len: int
+    tokens: float
+    likely_s: float
+    least_s: float
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.likely_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Best:
+    """What is chosen if nothing is tried out."""
+
+    seconds: float
+    rate: float
+    draft_len: int
+    size: RaggedSize | None
+
+    def is_part_of(self, other: _Common) -> bool:
+        """Whether every row's drafts are among the other's."""
+        return self.draft_len < other.draft_len or (
+            self.size is not None and self.draft_len == other.draft_len
+        )
 
 
 def decide_auto(state: AutoInput, beliefs: Beliefs) -> Decision:
@@ -66,20 +125,23 @@ def choose(state: AutoInput, beliefs: Beliefs) -> Choice:
     held_back = _held_back(state)
     if held_back is not None:
         return Choice(Decision(0, held_back))
-    lens = (0, *state.fitting_lens)
-    costs = [beliefs.costs.both_seconds(k, state.num_decoding, state.kv_tokens) for k in lens]
-    extra = beliefs.acceptance.extra_tokens(state.class_counts, lens[-1])
-    tokens = [state.num_decoding + extra[k] for k in lens]
-    best, best_rate = 0, 0.0
-    for index, (likely_s, _) in enumerate(costs):
-        rate = tokens[index] / likely_s
-        if rate > best_rate:  # of equals the shorter
-            best, best_rate = index, rate
+    commons = _commons(state, beliefs)
+    first = commons[0]
+    for one in commons[1:]:
+        if one.rate > first.rate:  # of equals the shorter
+            first = one
+    best = _Best(first.likely_s, first.rate, first.draft_len, None)
+    if beliefs.rows is not None:
+        best = _ragged(state, beliefs, beliefs.rows, best)
     if beliefs.probe_credit_s > 0.0:
-        probe = _probe(state, beliefs, lens, costs, tokens, best)
+        probe = _probe(state, beliefs, commons, best)
         if probe is not None:
             return probe
-    return Choice(Decision(lens[best], Reason.COST))
+    if best.size is None:
+        return Choice(Decision(best.draft_len, Reason.COST))
+    assert beliefs.rows is not None
+    drafts = beliefs.rows.drafts(best.draft_len, _num_drafts(best.size))
+    return Choice(Decision(best.draft_len, Reason.COST, best.size, drafts))
 
 
 def _held_back(state: AutoInput) -> Reason | None:
@@ -93,38 +155,61 @@ def _held_back(state: AutoInput) -> Reason | None:
     return None if state.fitting_lens else Reason.MEMORY
 
 
-def _probe(
-    state: AutoInput,
-    beliefs: Beliefs,
-    lens: Sequence[int],
-    costs: Sequence[tuple[float, float]],
-    tokens: Sequence[float],
-    best: int,
-) -> Choice | None:
-    """The other length that would be worth the most if things were as good as they may be."""
-    best_s = costs[best][0]
-    best_rate = tokens[best] / best_s
-    others = [index for index in range(len(lens)) if index != best and math.isfinite(costs[index][0])]
-    charges = {i: _worst_loss(costs[i][0], tokens[i], best_s, best_rate, is_longer=i > best) for i in others}
-    if all(charge > beliefs.probe_credit_s for charge in charges.values()):
+def _commons(state: AutoInput, beliefs: Beliefs) -> list[_Common]:
+    lens, rows = (0, *state.fitting_lens), state.num_decoding
+    if beliefs.rows is None:
+        extra = beliefs.acceptance.extra_tokens(state.class_counts, lens[-1])
+    else:
+        extra = beliefs.rows.extra_tokens()
+    costs = beliefs.costs
+    return [_Common(k, rows + extra[k], *costs.both_seconds(k, rows, state.kv_tokens)) for k in lens]
+
+
+def _num_drafts(size: RaggedSize) -> int:
+    """Those of the rows that are no padding, which take one token each."""
+    return size.tokens - size.rows
+
+
+def _ragged(state: AutoInput, beliefs: Beliefs, rows: Rows, common: _Best) -> _Best:
+    """The best step whose rows have draft lengths of their own, if it is enough better; else ``common``."""
+    best, to_beat = common, common.rate * (1.0 + RAGGED_MARGIN)
+    for size in state.ragged_sizes:
+        longest, drafts = size.draft_len, _num_drafts(size)
+        if longest not in state.fitting_lens or drafts > state.num_decoding * longest:
+            continue
+        seconds = beliefs.costs.ragged_seconds(size, state.kv_tokens)
+        rate = (state.num_decoding + rows.accepted(longest, drafts)) / seconds
+        if rate > to_beat:
+            best, to_beat = _Best(seconds, rate, longest, size), rate
+    return best
+
+
+def _probe(state: AutoInput, beliefs: Beliefs, commons: Sequence[_Common], best: _Best) -> Choice | None:
+    """The other common length that would be worth the most if things were as good as they may be."""
+    others = [
+        one
+        for one in commons
+        if math.isfinite(one.likely_s) and (best.size is not None or one.draft_len != best.draft_len)
+    ]
+    charges = [_worst_loss(one, best) for one in others]
+    if all(charge > beliefs.probe_credit_s for charge in charges):
         return None
-    most = beliefs.acceptance.most_extra_tokens(state.class_counts, lens[-1])
-    found, hope = best, best_rate * (1.0 + LEAST_HOPE)
-    for index in others:
+    most = beliefs.acceptance.most_extra_tokens(state.class_counts, commons[-1].draft_len)
+    found, hope = None, best.rate * (1.0 + LEAST_HOPE)
+    for one, charge in zip(others, charges, strict=True):
         # A shorter draft accepts what the first drafts of the best one do: only its time is in doubt.
-        hoped = tokens[index] if index < best else max(tokens[index], state.num_decoding + most[lens[index]])
-        least_s = costs[index][1]
-        if hoped > hope * least_s:
-            found, hope = index, hoped / least_s
-    if found == best or charges[found] > beliefs.probe_credit_s:
-        return None
-    return Choice(Decision(lens[found], Reason.PROBE), charges[found])
+        hoped = one.tokens
+        if best.is_part_of(one):
+            hoped = max(hoped, state.num_decoding + most[one.draft_len])
+        if hoped > hope * one.least_s:
+            found, hope = Choice(Decision(one.draft_len, Reason.PROBE), charge), hoped / one.least_s
+    return None if found is None or found.charge_s > beliefs.probe_credit_s else found
 
 
-def _worst_loss(probe_s: float, tokens: float, best_s: float, best_rate: float, is_longer: bool) -> float:
+def _worst_loss(probe: _Common, best: _Best) -> float:
     """Seconds that the probe takes and the best choice would not have taken for the same tokens.
 
     A longer draft gives at least what the best one would have given: at worst its extra time is lost.
     """
-    saved_s = best_s if is_longer else tokens / best_rate
-    return max(probe_s - saved_s, LEAST_CHARGE * probe_s)
+    saved_s = best.seconds if best.is_part_of(probe) else probe.tokens / best.rate
+    return max(probe.likely_s - saved_s, LEAST_CHARGE * probe.likely_s)

@@ -13,6 +13,7 @@ from sglang.srt.speculative.acceptance import AcceptanceEstimate
 from sglang.srt.speculative.auto import AutoInput, Beliefs, choose
 from sglang.srt.speculative.cost_model import CostModel
 from sglang.srt.speculative.cost_table import CostTable
+from sglang.srt.speculative.row_acceptance import Outcomes, RowAcceptance
 from sglang.srt.speculative.toggle import Decision, Reason
 
 PROBE_FRACTION: Final = 0.003  # of the time of steps that are no probes
@@ -24,7 +25,9 @@ class ClassTally:
     """Rows of one class in a speculative step."""
 
     name: str
-    proposed_by_depth: tuple[int, ...]  # rows that could accept a draft at depth 1, 2, …
+    # Rows that could accept a draft at depth 1, 2, …; where they have different numbers of drafts, those of
+    # them that had accepted the ones before it.
+    proposed_by_depth: tuple[int, ...]
     correct_by_depth: tuple[int, ...]  # rows that did
 
 
@@ -37,6 +40,7 @@ class CommittedStep:
     kv_tokens: int  # as given to ``decide``
     device_time_s: float
     tallies: tuple[ClassTally, ...] = ()  # () of a plain step
+    outcomes: Outcomes | None = None  # of a speculative step's rows, where they are told apart
 
 
 class AutoController:
@@ -46,16 +50,29 @@ class AutoController:
         num_steps: int,
         prior: Mapping[str, Sequence[float]] | None = None,
         probe_fraction: float = PROBE_FRACTION,
+        num_slots: int = 0,
     ) -> None:
+        """``num_slots``: of an executor whose rows may have draft lengths of their own; 0: they have none."""
         self._costs = CostModel(table)
         self._acceptance = AcceptanceEstimate(num_steps, prior)
+        self._rows = RowAcceptance(num_slots, num_steps) if num_slots else None
+        self._num_ragged = 0
         self._probe_fraction = probe_fraction
         self._credit_s = 0.0
         self._charged_s = 0.0
         self._num_probes = 0
 
+    @property
+    def tells_rows_apart(self) -> bool:
+        """Whether it wants to know what every row did."""
+        return self._rows is not None
+
     def decide(self, state: AutoInput) -> Decision:
-        choice = choose(state, Beliefs(self._costs, self._acceptance, self._credit_s))
+        rows = None
+        if self._rows is not None and state.rows:
+            rows = self._rows.sharing(state.rows, self._acceptance.parts)
+        choice = choose(state, Beliefs(self._costs, self._acceptance, self._credit_s, rows))
+        self._num_ragged += choice.decision.size is not None
         if choice.decision.reason is Reason.PROBE:  # paid when planned: steps overlap
             self._credit_s -= choice.charge_s
             self._charged_s += choice.charge_s
@@ -63,20 +80,25 @@ class AutoController:
         return choice.decision
 
     def observe(self, step: CommittedStep) -> None:
-        draft_len, seconds = step.decision.draft_len, step.device_time_s
-        self._costs.observe(draft_len, step.num_rows, step.kv_tokens, seconds)
+        decision, seconds = step.decision, step.device_time_s
+        self._costs.observe(decision.draft_len, step.num_rows, step.kv_tokens, seconds, decision.size)
         self._acceptance.step()
+        if self._rows is not None:
+            self._rows.step()
+            if step.outcomes is not None:
+                self._rows.observe(step.outcomes)
         for tally in step.tallies:
             self._acceptance.observe(tally.name, tally.proposed_by_depth, tally.correct_by_depth)
-        if step.decision.reason is not Reason.PROBE and self._credit_s < MOST_CREDIT_STEPS * seconds:
+        if decision.reason is not Reason.PROBE and self._credit_s < MOST_CREDIT_STEPS * seconds:
             self._credit_s += self._probe_fraction * seconds
 
     def figures(self) -> dict[str, Any]:
         """For ``/server_info``."""
-        return {
+        figures = {
             "acceptance": self._acceptance.figures(),
             "cost_corrections": self._costs.figures(),
             "probes": self._num_probes,
             "probe_credit_s": self._credit_s,
             "probe_charged_s": self._charged_s,
         }
+        return figures if self._rows is None else figures | {"ragged_steps": self._num_ragged}

@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Final
 
+from sglang.srt.model_executor.step_plan import RaggedSize
 from sglang.srt.speculative.cost_table import CostTable
 
 COMMON_GAIN: Final = 0.02
@@ -53,6 +54,7 @@ class CostModel:
         self._common = 0.0  # logarithm
         self._lengths = {k: _Correction() for k in table.draft_lens}
         self._cells: dict[tuple[int, int], _Correction] = {}  # (draft_len, index of the size)
+        self._ragged: dict[RaggedSize, _Correction] = {}
         self._num_steps = 0
 
     @property
@@ -77,19 +79,38 @@ class CostModel:
         likely = self._table.seconds(draft_len, rows, kv_tokens) * math.exp(factor)
         return likely, likely * (1.0 - doubt)
 
-    def observe(self, draft_len: int, rows: int, kv_tokens: float, seconds: float) -> None:
-        """A decode step took ``seconds`` on the device."""
+    def ragged_seconds(self, size: RaggedSize, kv_tokens: float) -> float:
+        """What a step of that size will take whose rows have draft lengths of their own."""
+        seconds = self._table.ragged_seconds(size, kv_tokens)
+        if seconds == math.inf:
+            return seconds
+        now, cell = self._num_steps, self._ragged.get(size)
+        factor = self._common + self._lengths[size.draft_len].value_at(now)
+        return seconds * math.exp(factor if cell is None else factor + cell.value_at(now))
+
+    def observe(
+        self, draft_len: int, rows: int, kv_tokens: float, seconds: float, size: RaggedSize | None = None
+    ) -> None:
+        """A decode step took ``seconds`` on the device; ``size``: of a ragged one."""
         index = self._table.cell(draft_len, rows)
-        if index is None or not (math.isfinite(seconds) and seconds > 0):
+        if size is None:
+            expected = self._table.seconds(draft_len, rows, kv_tokens)
+        else:
+            expected = self._table.ragged_seconds(size, kv_tokens)
+        known = index is not None and math.isfinite(expected)
+        if not (known and math.isfinite(seconds) and seconds > 0):
             return
+        assert index is not None
         self._num_steps += 1
-        length = self._lengths[draft_len]
-        cell = self._cells.setdefault((draft_len, index), _Correction(seen_at=self._num_steps))
+        length, fresh = self._lengths[draft_len], _Correction(seen_at=self._num_steps)
+        if size is None:
+            cell = self._cells.setdefault((draft_len, index), fresh)
+        else:
+            cell = self._ragged.setdefault(size, fresh)
         to_length, to_common = cell.see(self._num_steps), length.see(self._num_steps)
         length.value += to_length
         self._common += to_common
-        error = math.log(seconds / self._table.seconds(draft_len, rows, kv_tokens))
-        error -= self._common + length.value + cell.value
+        error = math.log(seconds / expected) - (self._common + length.value + cell.value)
         error = min(max(error, -LARGEST_STEP), LARGEST_STEP)
         self._common += COMMON_GAIN * error
         length.value += LENGTH_GAIN * error
@@ -104,8 +125,14 @@ class CostModel:
             f"{k}x{rows[k][index]}": math.exp(cell.value_at(now))
             for (k, index), cell in sorted(self._cells.items())
         }
-        return {
+        figures = {
             "common": math.exp(self._common),
             "by_draft_len": lengths,
             "by_draft_len_and_rows": cells,
         }
+        if self._ragged:
+            figures["by_draft_len_rows_and_tokens"] = {
+                f"{size.draft_len}x{size.rows}:{size.tokens}": math.exp(cell.value_at(now))
+                for size, cell in sorted(self._ragged.items())
+            }
+        return figures

@@ -10,9 +10,11 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Final
 
-from sglang.srt.model_executor.step_plan import StepCost
+from sglang.srt.model_executor.step_plan import RaggedSize, StepCost
+
+_TOKENS: Final = "tokens"
 
 
 class CostTableError(ValueError):
@@ -59,23 +61,35 @@ class CostTable:
 
     curves: tuple[CostCurve, ...]  # ascending draft lengths; the first is plain's
     padded: bool  # a step of a size between two measured ones costs what the larger one costs
+    ragged: tuple[StepCost, ...] = ()  # of steps whose rows have draft lengths of their own; just these sizes
     _by_length: Mapping[int, CostCurve] = field(init=False, repr=False, compare=False)
+    _by_size: Mapping[RaggedSize, StepCost] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_by_length", {curve.draft_len: curve for curve in self.curves})
+        by_size = {RaggedSize(cost.draft_len, cost.rows, cost.tokens): cost for cost in self.ragged}
+        object.__setattr__(self, "_by_size", by_size)
 
     @staticmethod
     def from_costs(costs: Iterable[StepCost], padded: bool) -> CostTable:
         """Raises CostTableError."""
         found: dict[int, dict[int, StepCost]] = {}
+        ragged: dict[RaggedSize, StepCost] = {}
         for cost in costs:
             _check(cost)
+            if cost.tokens:
+                size = RaggedSize(cost.draft_len, cost.rows, cost.tokens)
+                if size in ragged:
+                    raise CostTableError(f"two costs for {size}")
+                ragged[size] = cost
+                continue
             if cost.rows in found.setdefault(cost.draft_len, {}):
                 raise CostTableError(f"two costs for {cost.draft_len} drafts and {cost.rows} rows")
             found[cost.draft_len][cost.rows] = cost
         if 0 not in found:
             raise CostTableError("no costs of plain steps (draft_len 0): measure them too")
-        return CostTable(tuple(_curve(found[k], padded) for k in sorted(found)), padded)
+        curves = tuple(_curve(found[k], padded) for k in sorted(found))
+        return CostTable(curves, padded, tuple(ragged[size] for size in sorted(ragged)))
 
     @property
     def draft_lens(self) -> tuple[int, ...]:
@@ -84,6 +98,7 @@ class CostTable:
 
     @property
     def costs(self) -> tuple[StepCost, ...]:
+        """Of steps whose rows have the same draft length."""
         return tuple(
             StepCost(curve.draft_len, *values)
             for curve in self.curves
@@ -105,8 +120,13 @@ class CostTable:
         curve = self._by_length.get(draft_len)
         return math.inf if curve is None else curve.seconds(rows, kv_tokens)
 
+    def ragged_seconds(self, size: RaggedSize, kv_tokens: float) -> float:
+        """Infinite for a size that was not measured."""
+        cost = self._by_size.get(size)
+        return math.inf if cost is None else cost.fixed_s + cost.per_kv_token_s * kv_tokens
+
     def to_dict(self) -> dict[str, Any]:
-        return {"padded": self.padded, "costs": [asdict(cost) for cost in self.costs]}
+        return {"padded": self.padded, "costs": [_written(cost) for cost in (*self.costs, *self.ragged)]}
 
     @staticmethod
     def from_dict(data: object) -> CostTable:
@@ -134,8 +154,16 @@ def _curve(by_rows: Mapping[int, StepCost], padded: bool) -> CostCurve:
     )
 
 
+def _written(cost: StepCost) -> dict[str, Any]:
+    return {name: value for name, value in asdict(cost).items() if name != _TOKENS or value}
+
+
 def _check(cost: StepCost) -> None:
     where = f"the cost of {cost.draft_len} drafts and {cost.rows} rows"
+    if cost.tokens and not cost.rows < cost.tokens <= cost.rows * (cost.draft_len + 1):
+        raise CostTableError(
+            f"{where}: {cost.tokens} tokens must be more than the rows, and no more than their drafts allow"
+        )
     if cost.draft_len < 0 or cost.rows < 1:
         raise CostTableError(f"{where}: drafts must be at least 0, rows at least 1")
     if not (math.isfinite(cost.fixed_s) and cost.fixed_s > 0):
@@ -146,10 +174,14 @@ def _check(cost: StepCost) -> None:
 
 def _read_cost(number: int, data: object) -> StepCost:
     names = ("draft_len", "rows", "fixed_s", "per_kv_token_s")
-    if not isinstance(data, Mapping) or set(data) != set(names):
-        raise CostTableError(f"cost {number} needs just the fields {', '.join(names)}, got {data!r}")
-    for name in names:
-        kinds = int if name in names[:2] else int | float
-        if not isinstance(data[name], kinds) or isinstance(data[name], bool):
-            raise CostTableError(f"cost {number}: {name} is no number of the right kind: {data[name]!r}")
-    return StepCost(data["draft_len"], data["rows"], float(data["fixed_s"]), float(data["per_kv_token_s"]))
+    if not isinstance(data, Mapping) or set(data) - {_TOKENS} != set(names):
+        raise CostTableError(
+            f"cost {number} needs just the fields {', '.join(names)} (and {_TOKENS} where rows have"
+            f" draft lengths of their own), got {data!r}"
+        )
+    for name, value in data.items():
+        kinds = int | float if name in names[2:] else int
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            raise CostTableError(f"cost {number}: {name} is no number of the right kind: {value!r}")
+    seconds = float(data["fixed_s"]), float(data["per_kv_token_s"])
+    return StepCost(data["draft_len"], data["rows"], *seconds, data.get(_TOKENS, 0))

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from sglang.srt.model_executor.step_plan import RaggedSize
+
 
 class Reason(StrEnum):
     """Why a step has its mode (and so, why it changed)."""
@@ -37,6 +39,8 @@ class ToggleInput:
 class Decision:
     draft_len: int  # 0: plain
     reason: Reason
+    size: RaggedSize | None = None  # rows have draft lengths of their own; None: all have ``draft_len``
+    row_drafts: tuple[int, ...] = ()  # these; () without a size
 
 
 Policy = Callable[[ToggleInput], Decision]
