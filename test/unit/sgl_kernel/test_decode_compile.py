@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from sgl_kernel.testing.compile_gate import Compiled, check
 LLAMA_8B = AttentionShape(32, 8, 128, 1)
 QWEN3 = AttentionShape(32, 8, 128, 16)
 SMOLLM2 = AttentionShape(9, 3, 64, 1)
+GPT_OSS = AttentionShape(64, 8, 64, 1)
 DEVICES = (H200, RTX_PRO_6000)
 
 
@@ -35,7 +37,12 @@ def plan(
 
 
 def compiled(
-    shape: AttentionShape, view: View, kv_dtype: torch.dtype, info: DeviceInfo, cap: int = 0
+    shape: AttentionShape,
+    view: View,
+    kv_dtype: torch.dtype,
+    info: DeviceInfo,
+    cap: int = 0,
+    sinks: torch.Tensor | None = None,
 ) -> tuple[Compiled, DecodePlan]:
     made = plan(shape, view, info, kv_dtype.itemsize, cap=cap)
     tokens = len(made.slots) * view.query_len
@@ -45,7 +52,7 @@ def compiled(
     scratch = meta(16, cap, *kv.shape[1:], dtype=kv_dtype) if cap else None
     scale = meta(shape.num_kv_heads, 2, dtype=torch.float32) if kv_dtype.itemsize == 1 else None
     out = meta(tokens, shape.num_heads, shape.head_dim)
-    launch = decode_launch(qkv[:, : shape.num_heads], kv, out, made, scale, scratch)
+    launch = decode_launch(qkv[:, : shape.num_heads], kv, out, made, scale, scratch, sinks=sinks)
     (result,) = check(launch, archs=(info.arch,))
     print(
         f"{shape} Q={view.query_len} {kv_dtype} sm_{info.arch}: {result.shared} bytes,"
@@ -75,6 +82,22 @@ def test_fits_and_is_pipelined(query_len: int, shape: AttentionShape, info: Devi
         buffers = re.findall(r"ttg\.local_alloc : \(\) -> !ttg\.memdesc<(\d+)x(\d+)x", made.ttgir)
         assert buffers == [(str(config.num_stages - 1 + late), str(config.block_n))] * 2, buffers
         assert set(re.findall(r"cp\.async\.c[ag]\.shared\.global.*?(0x\w+),", made.ptx)) == {"0x10"}
+
+
+@pytest.mark.parametrize("info", DEVICES, ids=lambda info: f"sm_{info.arch}")
+def test_windows_and_sinks_fit(info: DeviceInfo) -> None:
+    for view in (View(4, 4, causal=True, window=128), View(1, 1, causal=True)):
+        made, decode_plan = compiled(GPT_OSS, view, torch.bfloat16, info, sinks=meta(64))
+        config = decode_plan.config
+        assert made.programs_per_sm(config.num_warps) >= config.programs_per_sm, "a step is one wave"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("info", DEVICES, ids=lambda info: f"sm_{info.arch}")
+@pytest.mark.parametrize("shape", [GPT_OSS, QWEN3], ids=["gpt_oss", "mistral"])
+def test_other_windows_fit(shape: AttentionShape, info: DeviceInfo) -> None:
+    for view in (*views(16), *views(1), *views(8)):
+        compiled(shape, replace(view, window=128), torch.bfloat16, info, sinks=meta(shape.num_heads))
 
 
 def test_shapes_that_spilled() -> None:
@@ -108,3 +131,4 @@ def test_plans_fit() -> None:
         check(plan_launch(plan(LLAMA_8B, view, H200, rows=rows)))
     mask = meta(16, 16, 16, dtype=torch.bool)
     check(plan_launch(plan(SMOLLM2, View(16, 16, mask=mask), H200)))
+    check(plan_launch(plan(GPT_OSS, View(16, 16, mask=mask, window=128), H200)))

@@ -54,7 +54,12 @@ def planned(world: PagedWorld, view: View, info: DeviceInfo, cap: int = 0) -> De
 
 
 def compare(
-    world: PagedWorld, view: View, cap: int = 0, info: DeviceInfo = SMALL, layers: int = 2
+    world: PagedWorld,
+    view: View,
+    cap: int = 0,
+    info: DeviceInfo = SMALL,
+    layers: int = 2,
+    sinks: torch.Tensor | None = None,
 ) -> DecodePlan:
     """Several layers with one plan (counters must be back at zero); returns the plan."""
     plan = planned(world, view, info, cap)
@@ -66,8 +71,8 @@ def compare(
     scratch = world.draw(len(world.slots), cap, shape.num_kv_heads, 2, shape.head_dim) if cap else None
     for _ in range(layers):
         q = world.draw(tokens, shape.num_heads + 3, shape.head_dim)[:, : shape.num_heads]
-        got = decode_attention(q, kv, plan, scratch=scratch)
-        expected = decode_attention_ref(q.contiguous(), kv, plan, None, scratch)
+        got = decode_attention(q, kv, plan, scratch=scratch, sinks=sinks)
+        expected = decode_attention_ref(q.contiguous(), kv, plan, None, scratch, sinks)
         assert torch.isfinite(got).all()
         torch.testing.assert_close(got, expected, rtol=2e-5, atol=2e-5)
         assert not plan.counters.any()
@@ -124,6 +129,32 @@ def body_splits() -> None:
     assert plan.items[plan.items[:, 0] == 45, 6].min() > 4 and plan.items[plan.items[:, 0] == 0, 6].max() == 1
 
 
+def body_windows() -> None:
+    """Windows within a chunk and over several, shorter and longer than a block of queries and a row."""
+    world = paged_world(AttentionShape(4, 2, 64, 16), [300, 0, 20, 150], 8)
+    sinks = torch.tensor([0.5, -2.0, 40.0, -1e4])
+    plan = compare(world, View(1, 1, causal=True, window=128), layers=1, sinks=sinks)
+    assert plan.items[:, 6].max() == 1, "a short window is one chunk"
+    compare(world, View(4, 4, mask=tree_mask(world, 4, 4), window=2), layers=1, sinks=sinks.bfloat16())
+    starts = torch.tensor([0, 1, 5, 7, 11])
+    ragged = View(4, 4, causal=True, window=3, query_start=starts)
+    plan = planned(world, ragged, SMALL)
+    q, kv = world.draw(11, 4, 64), world.kv.clone()
+    kv[plan.places] = world.draw(16, 2, 2, 64)
+    got = decode_attention(q, kv, plan, sinks=sinks)
+    expected = decode_attention_ref(q, kv, plan, None, None, sinks)
+    torch.testing.assert_close(got, expected, rtol=2e-5, atol=2e-5)
+
+
+def body_wide_windows() -> None:
+    """Windows of several chunks, and trees of two words of which a window cuts some off."""
+    world = paged_world(AttentionShape(2, 2, 64, 1), [600, 9], 80)
+    plan = compare(world, View(3, 3, causal=True, window=300), sinks=torch.tensor([0.5, -2.0]))
+    assert plan.items[:, 6].max() > 1
+    compare(world, View(6, 6, causal=True, window=3), layers=1)
+    compare(world, View(64, 64, mask=tree_mask(world, 64, 64), window=9), layers=1)
+
+
 def body_robust() -> None:
     """A plan made for longer rows serves shorter ones; a key of NaN breaks those who see it alone."""
     world = paged_world(AttentionShape(2, 1, 64, 1), [400, 300], 8)
@@ -162,7 +193,14 @@ def body_all(names: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "bodies", [["shapes", "queries"], ["scratch", "robust", "fp8"], ["splits"]], ids="-".join
+    "bodies",
+    [
+        ["shapes", "queries"],
+        ["scratch", "robust", "fp8"],
+        ["splits", "windows"],
+        pytest.param(["wide_windows"], marks=pytest.mark.long),
+    ],
+    ids="-".join,
 )
 def test_kernel_equals_reference(bodies: list[str]) -> None:
     interpret(__file__, "body_all", names=bodies)

@@ -30,6 +30,11 @@ def body_prefill() -> None:
         q = world.draw(66, heads + 2, dim)[:, :heads]
         got, expected = prefill_attention(q, world.kv, plan), prefill_attention_ref(q, world.kv, plan, None)
         torch.testing.assert_close(got, expected, rtol=2e-5, atol=2e-5)
+        for window in (3,) if dim == 256 else (37,):
+            sinks = world.draw(heads)
+            got = prefill_attention(q, world.kv, plan, window=window, sinks=sinks)
+            expected = prefill_attention_ref(q, world.kv, plan, None, window, sinks)
+            torch.testing.assert_close(got, expected, rtol=2e-5, atol=2e-5)
         longest_first = [start + row // shape.group for _, start, _, _, row, *_ in plan.tiles.tolist()]
         assert longest_first == sorted(longest_first, reverse=True)
 
@@ -42,17 +47,23 @@ def meta(*size: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.empty(size, dtype=dtype, device="meta")
 
 
-CASES = [
-    (AttentionShape(32, 8, 128, 1), torch.bfloat16),
-    (AttentionShape(9, 3, 64, 1), torch.bfloat16),
-    (AttentionShape(32, 8, 128, 1), torch.float8_e4m3fn),
-    (AttentionShape(16, 2, 256, 16), torch.bfloat16),
-]
+CASES = {
+    "llama_8b": (AttentionShape(32, 8, 128, 1), torch.bfloat16, 0),
+    "smollm2": (AttentionShape(9, 3, 64, 1), torch.bfloat16, 0),
+    "llama_8b_fp8": (AttentionShape(32, 8, 128, 1), torch.float8_e4m3fn, 0),
+    "d256": (AttentionShape(16, 2, 256, 16), torch.bfloat16, 0),
+    "gpt_oss": (AttentionShape(64, 8, 64, 1), torch.bfloat16, 128),
+    "mistral": (AttentionShape(32, 8, 128, 16), torch.bfloat16, 4096),
+}
+LONG = {"mistral"}
 
 
 @pytest.mark.parametrize("info", [H200, RTX_PRO_6000], ids=lambda info: f"sm_{info.arch}")
-@pytest.mark.parametrize("shape,kv_dtype", CASES, ids=["llama_8b", "smollm2", "llama_8b_fp8", "d256"])
-def test_fits(shape: AttentionShape, kv_dtype: torch.dtype, info: DeviceInfo) -> None:
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] if name in LONG else []) for name in CASES]
+)
+def test_fits(name: str, info: DeviceInfo) -> None:
+    shape, kv_dtype, window = CASES[name]
     config = prefill_config(info.arch, shape.head_dim, kv_dtype.itemsize)
     table, tiles = meta(17, 8192, dtype=torch.int32), meta(128, 8, dtype=torch.int32)
     plan = PrefillPlan(
@@ -62,7 +73,8 @@ def test_fits(shape: AttentionShape, kv_dtype: torch.dtype, info: DeviceInfo) ->
     kv = meta(100_000, shape.num_kv_heads, 2, shape.head_dim, dtype=kv_dtype)
     scale = meta(shape.num_kv_heads, 2, dtype=torch.float32) if kv_dtype.itemsize == 1 else None
     out = meta(1024, shape.num_heads, shape.head_dim)
-    launch = prefill_launch(qkv[:, : shape.num_heads], kv, out, plan, scale)
+    sinks = meta(shape.num_heads) if name == "gpt_oss" else None
+    launch = prefill_launch(qkv[:, : shape.num_heads], kv, out, plan, scale, window, sinks)
     (made,) = check(launch, archs=(info.arch,))
     print(
         f"prefill {shape} {kv_dtype} sm_{info.arch}: {made.shared} bytes, {made.registers} registers,"

@@ -51,12 +51,39 @@ def seen_by(n, end, base, query, low, high, CAUSAL: tl.constexpr, WORDS: tl.cons
 
 
 @triton.jit
+def _ones(word):
+    """How many bits of each int64 are set."""
+    word -= (word >> 1) & 0x5555555555555555
+    word = (word & 0x3333333333333333) + ((word >> 2) & 0x3333333333333333)
+    word = (word + (word >> 4)) & 0x0F0F0F0F0F0F0F0F
+    word += word >> 8
+    word += word >> 16
+    return ((word + (word >> 32)) & 0x7F).to(tl.int32)
+
+
+@triton.jit
+def first_seen(base, query, low, high, WORDS: tl.constexpr, WINDOW: tl.constexpr):
+    """[BM]: the first position in each query's window; without one anything. A node of a tree stands after as
+    many places as it sees, and the plan has left those of its ancestors that are in the window."""
+    count = query + 1
+    if WORDS > 0 and WINDOW > 0:
+        count = _ones(low)
+        if WORDS > 1:
+            count += _ones(high)
+    return base + count - WINDOW
+
+
+@triton.jit
 def _attend_chunk(
-    queries, heads_kv, pages, place, begin, end, base, row, query, low, high, scale, scratch_offset,
+    queries, heads_kv, pages, place, begin, end, base, row, query, low, high, first, scale, scratch_offset,
     scratch_cap, d, PAGE: tl.constexpr, STRIDE: tl.constexpr, CAUSAL: tl.constexpr, WORDS: tl.constexpr,
-    SCRATCH: tl.constexpr, D: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, CT: tl.constexpr,
+    SCRATCH: tl.constexpr, WINDOW: tl.constexpr, D: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr,
+    CT: tl.constexpr,
 ):  # fmt: skip
-    """Attend places begin … end - 1. place: [BN], those of the first block."""
+    """Attend places begin … end - 1, with a WINDOW each row those from first[m] on.
+
+    place: [BN], those of the first block.
+    """
     BM: tl.constexpr = queries.shape[0]
     nn = tl.arange(0, BN)
     top = tl.full([BM], -1e30, tl.float32)
@@ -74,7 +101,10 @@ def _attend_chunk(
         there = (n < end)[:, None] & (d < D)[None, :]
         keys = tl.load(heads_kv + at, mask=there, other=0.0).to(CT)
         scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
-        scores = tl.where(seen_by(n, end, base, query, low, high, CAUSAL, WORDS), scores, float("-inf"))
+        seen = seen_by(n, end, base, query, low, high, CAUSAL, WORDS)
+        if WINDOW > 0:
+            seen = seen & (n[None, :] >= first[:, None])
+        scores = tl.where(seen, scores, float("-inf"))
         new_top = tl.maximum(top, tl.max(scores, 1))
         weights = tl.exp2(scores - new_top[:, None])
         mine = tl.exp2(top - new_top)
@@ -110,15 +140,35 @@ def tree_words(bits, token, there, WORDS: tl.constexpr):
 
 
 @triton.jit
+def _scales(scale, kv_scale, head, SCALED: tl.constexpr):
+    """Of scores, and of values."""
+    of_values = 1.0
+    if SCALED:
+        scale *= tl.load(kv_scale + head * 2)
+        of_values = tl.load(kv_scale + head * 2 + 1)
+    return scale, of_values
+
+
+@triton.jit
+def add_sinks(acc, top, norm, sinks, head, there):
+    """A place more for every row, of this score and without a value. sinks: [nq], head: [BM] of them."""
+    score = tl.load(sinks + head, mask=there, other=float("-inf")).to(tl.float32) * 1.4426950408889634
+    new_top = tl.maximum(top, score)
+    mine = tl.exp2(top - new_top)
+    return acc * mine[:, None], norm * mine + tl.exp2(score - new_top)
+
+
+@triton.jit
 def decode_kernel(
-    q, out, kv, items, base_lens, query_start, bits, page_table, kv_scale, partial, sums, counters,
+    q, out, kv, items, base_lens, query_start, bits, page_table, kv_scale, sinks, partial, sums, counters,
     cos, sin, positions, places, q_weight, k_weight, eps,
     scale, q_stride, table_stride, num_partials, scratch_offset: tl.int64, scratch_cap,
     Q: tl.constexpr, G: tl.constexpr, NKV: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
     EXTRA: tl.constexpr, CAUSAL: tl.constexpr, WORDS: tl.constexpr, SCRATCH: tl.constexpr,
-    RAGGED: tl.constexpr, SCALED: tl.constexpr, TURN: tl.constexpr, NORM: tl.constexpr, FP8: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, Q_BLOCK: tl.constexpr, STAGES: tl.constexpr,
-    FAN_IN: tl.constexpr, AT_ONCE: tl.constexpr, CT: tl.constexpr, PDL: tl.constexpr,
+    WINDOW: tl.constexpr, SINKS: tl.constexpr, RAGGED: tl.constexpr, SCALED: tl.constexpr,
+    TURN: tl.constexpr, NORM: tl.constexpr, FP8: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BD: tl.constexpr, Q_BLOCK: tl.constexpr, STAGES: tl.constexpr, FAN_IN: tl.constexpr,
+    AT_ONCE: tl.constexpr, CT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (i, b) attends tile rows b * BM … of item i. The last one of a row and head merges.
 
@@ -153,6 +203,7 @@ def decode_kernel(
     inside = asked[:, None] & (d < D)[None, :]
     q_rows = q + token.to(tl.int64)[:, None] * q_stride + heads[:, None]
     low, high = tree_words(bits, token, m < M, WORDS)
+    first = first_seen(base, query, low, high, WORDS, WINDOW)
     if TURN:
         new_kv = kv
         if SCRATCH:
@@ -165,20 +216,20 @@ def decode_kernel(
         ).to(CT)  # fmt: skip
     else:
         queries = tl.load(q_rows + d[None, :], mask=inside, other=0.0).to(CT)
-    value_scale = 1.0
-    if SCALED:
-        scale *= tl.load(kv_scale + head * 2)
-        value_scale = tl.load(kv_scale + head * 2 + 1)
+    scale, value_scale = _scales(scale, kv_scale, head, SCALED)
 
     acc, top, norm = _attend_chunk(
-        queries, kv + head * 2 * D, pages, place, begin, end, base, row, query, low, high, scale,
-        scratch_offset, scratch_cap, d, PAGE, NKV * 2 * D, CAUSAL, WORDS, SCRATCH, D, BN, STAGES, CT,
+        queries, kv + head * 2 * D, pages, place, begin, end, base, row, query, low, high, first,
+        scale, scratch_offset, scratch_cap, d, PAGE, NKV * 2 * D, CAUSAL, WORDS, SCRATCH, WINDOW, D, BN,
+        STAGES, CT,
     )  # fmt: skip
-    acc, norm, complete = merge_levels(
+    acc, top, norm, complete = merge_levels(
         partial, sums, counters + tl.program_id(1) * num_partials, fields, acc, top, norm, m, d, M, D,
         FAN_IN, AT_ONCE,
     )  # fmt: skip
     if complete:
+        if SINKS:
+            acc, norm = add_sinks(acc, top, norm, sinks, head * G + m % G, m < M)
         # A row that sees nothing (padding) has a norm of 0 and gives 0.
         result = acc * (value_scale / tl.where(norm == 0.0, 1.0, norm))[:, None]
         if RAGGED:  # once more: the loop needs the registers

@@ -21,6 +21,7 @@ def decode_attention(
     scratch: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     turn: Turn | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attend one layer. Scores are scaled by d ** -0.5.
 
@@ -32,6 +33,7 @@ def decode_attention(
     turn: instead of q, the product before norms and rope, where ``can_turn(plan)``; its K and V are
     written to their places in kv, or in scratch, as by ``rope_cache_write`` (nothing for rows of slot 0),
     then seen.
+    sinks: [nq], the score of a place more that every query of a head sees, and whose value is 0.
 
     Keys of places a query must not see may hold anything; values there must be finite
     (``rope_cache_write`` sees to it), and so must values of the row's own other queries.
@@ -43,14 +45,14 @@ def decode_attention(
         size = (source.shape[0], plan.shape.num_heads, plan.shape.head_dim)
         out = torch.empty(size, dtype=source.dtype, device=source.device)
     if use_kernel(out):
-        decode_launch(q, kv, out, plan, kv_scale, scratch, turn).run()
+        decode_launch(q, kv, out, plan, kv_scale, scratch, turn, sinks).run()
     else:
         if turn is not None:
             assert can_turn(plan)
             own = kv if scratch is None else scratch.flatten(0, 1)
             q = turned_ref(turn, own, plan, kv_scale)
         assert q is not None
-        out.copy_(decode_attention_ref(q, kv, plan, kv_scale, scratch))
+        out.copy_(decode_attention_ref(q, kv, plan, kv_scale, scratch, sinks))
     return out
 
 
@@ -62,12 +64,14 @@ def decode_launch(
     kv_scale: torch.Tensor | None,
     scratch: torch.Tensor | None,
     turn: Turn | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> Launch:
     from sgl_kernel.attention.decode.kernels import decode_kernel
 
     shape, view, config = plan.shape, plan.view, plan.config
     assert kv.is_contiguous() and out.is_contiguous()
     assert kv_scale is None or kv_scale.shape == (shape.num_kv_heads, 2)
+    assert sinks is None or (sinks.shape == (shape.num_heads,) and sinks.is_contiguous())
     scratch_offset = 0
     if view.scratch:
         assert scratch is not None and scratch.is_contiguous() and scratch.dtype == kv.dtype
@@ -81,7 +85,8 @@ def decode_launch(
         (plan.num_items, plan.num_tiles),
         (
             rows, out, kv, plan.items, plan.base_lens, starts, plan.bits, plan.page_table,
-            plan.sums if kv_scale is None else kv_scale, plan.partial, plan.sums, plan.counters,
+            plan.sums if kv_scale is None else kv_scale, plan.sums if sinks is None else sinks,
+            plan.partial, plan.sums, plan.counters,
             *_turn_args(turn, plan),
             shape.head_dim**-0.5 * math.log2(math.e), rows.stride(0), plan.page_table.stride(0),
             plan.num_partials, scratch_offset, plan.scratch_cap,
@@ -96,6 +101,8 @@ def decode_launch(
             "CAUSAL": view.causal and view.query_len > 1,
             "WORDS": view.words,
             "SCRATCH": view.scratch,
+            "WINDOW": view.window,
+            "SINKS": sinks is not None,
             "RAGGED": view.query_start is not None,
             "SCALED": kv_scale is not None,
             "TURN": turn is not None,

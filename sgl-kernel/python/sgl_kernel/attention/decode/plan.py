@@ -19,6 +19,8 @@ ITEM_FIELDS = 8
 MAX_QUERY_LEN = 64
 MAX_MASK_PLACES = 128
 UNIT = 16  # places; chunks of a row are equally long but for this
+WHOLE_WINDOW = 256
+"""A window of up to so many places is one chunk: two passes more take less time than merging two chunks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,7 @@ class View:
     # [R + 1] int64: row r's queries are tokens query_start[r] … query_start[r + 1] - 1, at least one and at
     # most Q of them, stored from its base on. None: Q in every row.
     query_start: torch.Tensor | None = None
+    window: int = 0  # of what it sees a query keeps the last so many places, its own included; 0: all
 
     @property
     def words(self) -> int:
@@ -83,6 +86,11 @@ class DecodePlan:
     counters: torch.Tensor  # int32, zero between launches
     scratch_cap: int  # places of scratch a row
     pdl: bool
+
+    @property
+    def min_chunk(self) -> int:
+        window = self.view.window
+        return max(self.config.min_chunk, window + self.view.extra if window <= WHOLE_WINDOW else 0)
 
     @property
     def num_tiles(self) -> int:
@@ -216,6 +224,7 @@ def plan_decode(
     ragged = view.query_start
     assert ragged is None or (view.causal and not view.scratch and ragged.shape == (slots.shape[0] + 1,))
     assert not view.scratch or view.write_start + view.query_len <= scratch_cap
+    assert view.window == 0 or (view.extra == view.query_len and not view.scratch), "positions must be known"
     plan = workspace.plan(slots, base_lens, page_table, view, scratch_cap)
     if use_kernel(slots):
         plan_launch(plan).run()
@@ -247,7 +256,8 @@ def plan_launch(plan: DecodePlan) -> Launch:
             "EXTRA": view.extra,
             "WORDS": view.words,
             "SCRATCH": view.scratch,
-            "MIN_UNITS": -(-plan.config.min_chunk // UNIT),
+            "WINDOW": view.window,
+            "MIN_UNITS": -(-plan.min_chunk // UNIT),
             "UNIT": UNIT,
             "ROWS": rows,
             "ITEMS": 128,

@@ -31,24 +31,27 @@ def _chunks(length: int, chunk: int) -> int:
 def plan_decode_ref(plan: DecodePlan) -> None:
     """Fill the plan's items, places and bits."""
     heads, view = plan.shape.num_kv_heads, plan.view
-    slots, bases = plan.slots.tolist(), plan.base_lens.tolist()
-    lens = [base + view.extra if slot else 0 for slot, base in zip(slots, bases, strict=True)]
-    counts = row_chunks(lens, plan.num_items // heads, plan.config.min_chunk)
+    rows = list(zip(plan.slots.tolist(), plan.base_lens.tolist(), strict=True))
+    begins = [max(0, base + 1 - view.window) if slot and view.window else 0 for slot, base in rows]
+    ends = [base + view.extra if slot else 0 for slot, base in rows]
+    lens = [end - begin for begin, end in zip(begins, ends, strict=True)]
+    counts = row_chunks(lens, plan.num_items // heads, plan.min_chunk)
     items: list[list[int]] = []
     partial = 0
-    for row, (slot, length, count) in enumerate(zip(slots, lens, counts, strict=True)):
+    for row, (begin, length, count) in enumerate(zip(begins, lens, counts, strict=True)):
         chunk = math.ceil(length / count / UNIT) * UNIT
+        slot = rows[row][0]
         for head in range(heads):
             for i in range(count):
-                end = min(length, (i + 1) * chunk)
-                items.append([row, head, i * chunk, end, slot, i, count, partial + head * count])
+                end = begin + min(length, (i + 1) * chunk)
+                items.append([row, head, begin + i * chunk, end, slot, i, count, partial + head * count])
         partial += heads * count if count > 1 else 0
     plan.items[:, 0] = -1
     plan.items[: len(items)] = torch.tensor(items, dtype=torch.int32)
     _write_places(plan)
     if view.mask is not None:
         node = torch.arange(view.extra, device=plan.bits.device)
-        mask = view.mask.flatten(0, 1).to(torch.int64)  # [R * Q, extra]
+        mask = last_seen(view.mask.flatten(0, 1), view.window).to(torch.int64)  # [R * Q, extra]
         for word in range(view.words):
             here = node // 64 == word
             plan.bits[:, word] = (mask[:, here] << (node[here] % 64)).sum(dim=1)
@@ -77,6 +80,7 @@ def decode_attention_ref(
     plan: DecodePlan,
     kv_scale: torch.Tensor | None,
     scratch: torch.Tensor | None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """As ``decode_attention``, a row at a time, in float64 for float64 inputs and float32 otherwise."""
     view, shape = plan.view, plan.shape
@@ -98,15 +102,30 @@ def decode_attention_ref(
             seen[:, base:] = torch.ones_like(seen[:, base:]).tril()
         elif view.mask is not None:
             seen[:, base:] = view.mask[row]
-        result = attend(q[own_tokens], own, seen, shape.head_dim**-0.5, kv_scale)
+        seen = last_seen(seen, view.window)
+        result = attend(q[own_tokens], own, seen, shape.head_dim**-0.5, kv_scale, sinks)
         out[own_tokens] = result.to(q.dtype)
     return out
 
 
+def last_seen(seen: torch.Tensor, window: int) -> torch.Tensor:
+    """seen: [..., places] bool -> only the last ``window`` that each query sees; 0: all."""
+    if window == 0:
+        return seen
+    from_here_on = seen.flip(-1).cumsum(-1).flip(-1)  # [..., places]
+    return seen & (from_here_on <= window)
+
+
 def attend(
-    q: torch.Tensor, kv: torch.Tensor, seen: torch.Tensor, scale: float, kv_scale: torch.Tensor | None
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    seen: torch.Tensor,
+    scale: float,
+    kv_scale: torch.Tensor | None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """q: [Q, nq, d]; kv: [places, nkv, 2, d]; seen: [Q, places]; kv_scale: [nkv, 2] -> [Q, nq, d].
+    """q: [Q, nq, d]; kv: [places, nkv, 2, d]; seen: [Q, places]; kv_scale: [nkv, 2]; sinks: [nq], scores of
+    a place without a value -> [Q, nq, d].
 
     A value that is not finite breaks the queries that see it and no other: 0 times NaN is NaN, so it
     is taken out, and the scores at its place are NaN instead.
@@ -120,4 +139,7 @@ def attend(
     broken = ~v.isfinite().all(dim=2)  # [places, nq]
     scores = torch.einsum("qhd,nhd->hqn", q.to(compute), k) * scale
     scores = scores.masked_fill(broken.T[:, None], math.nan).masked_fill(~seen, -math.inf)
-    return torch.einsum("hqn,nhd->qhd", scores.softmax(-1), v.masked_fill(broken[:, :, None], 0))
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.to(compute)[:, None, None].expand(-1, len(q), 1)), dim=2)
+    weights = scores.softmax(-1)[:, :, : len(kv)]  # [nq, Q, places]
+    return torch.einsum("hqn,nhd->qhd", weights, v.masked_fill(broken[:, :, None], 0))

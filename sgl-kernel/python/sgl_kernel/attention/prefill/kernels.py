@@ -6,6 +6,7 @@ Rows of a tile are (query, head of the group) pairs of one KV head, as in decode
 import triton
 import triton.language as tl
 
+from sgl_kernel.attention.decode.kernels import add_sinks
 from sgl_kernel.common.kernels import begin_dependent
 
 TILE_FIELDS = tl.constexpr(8)  # slot, places before the chunk, its first token, its length, first tile row
@@ -30,9 +31,10 @@ def _load(pointers, n, d, end, D: tl.constexpr, MASKED: tl.constexpr):
 def _attend(
     queries, acc, top, norm, heads_kv, pages, begin, end, seen_to, scale,
     D: tl.constexpr, STRIDE: tl.constexpr, PAGE: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
-    STAGES: tl.constexpr, MASKED: tl.constexpr, CT: tl.constexpr,
+    STAGES: tl.constexpr, MASKED: tl.constexpr, WINDOW: tl.constexpr, CT: tl.constexpr,
 ):  # fmt: skip
-    """Go on over places begin … end - 1; row m sees those up to seen_to[m] (all, if not MASKED)."""
+    """Go on over places begin … end - 1; if MASKED row m sees those up to seen_to[m], with a WINDOW the
+    last so many of them; else all."""
     d = tl.arange(0, BD)
     nn = tl.arange(0, BN)
     place = _places(pages, begin + nn, end, PAGE)  # a block ahead, as in decode attention
@@ -43,7 +45,10 @@ def _attend(
         keys = _load(heads_kv + at, n, d, end, D, MASKED).to(CT)
         scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
         if MASKED:
-            scores = tl.where((n[None, :] <= seen_to[:, None]) & (n < end)[None, :], scores, float("-inf"))
+            seen = (n[None, :] <= seen_to[:, None]) & (n < end)[None, :]
+            if WINDOW > 0:
+                seen = seen & (n[None, :] > seen_to[:, None] - WINDOW)
+            scores = tl.where(seen, scores, float("-inf"))
         new_top = tl.maximum(top, tl.max(scores, 1))
         weights = tl.exp2(scores - new_top[:, None])
         mine = tl.exp2(top - new_top)
@@ -56,10 +61,10 @@ def _attend(
 
 @triton.jit
 def prefill_kernel(
-    q, out, kv, tiles, page_table, kv_scale, scale, q_stride, table_stride,
+    q, out, kv, tiles, page_table, kv_scale, sinks, scale, q_stride, table_stride,
     G: tl.constexpr, NKV: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, SCALED: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, STAGES: tl.constexpr, CT: tl.constexpr,
-    PDL: tl.constexpr,
+    WINDOW: tl.constexpr, SINKS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
+    STAGES: tl.constexpr, CT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (i, h) attends tile i for KV head h."""
     begin_dependent(PDL)
@@ -93,13 +98,25 @@ def prefill_kernel(
     norm = tl.zeros([BM], tl.float32)
     acc = tl.zeros([BM, BD], tl.float32)
     STRIDE: tl.constexpr = NKV * 2 * D
+    begin = 0
+    if WINDOW > 0:
+        # Blocks before the first query's window are left out; those that the last one's window begins in,
+        # or after, are seen by some rows alone.
+        outside = tl.maximum(start + first_row // G + 1 - WINDOW, 0) // BN * BN
+        begin = tl.maximum(tl.cdiv(end - WINDOW, BN) * BN, outside)
+        acc, top, norm = _attend(
+            queries, acc, top, norm, heads_kv, pages, outside, tl.minimum(begin, full), seen_to, scale,
+            D, STRIDE, PAGE, BN, BD, STAGES, True, WINDOW, CT,
+        )  # fmt: skip
     acc, top, norm = _attend(
-        queries, acc, top, norm, heads_kv, pages, 0, full, seen_to, scale,
-        D, STRIDE, PAGE, BN, BD, STAGES, False, CT,
+        queries, acc, top, norm, heads_kv, pages, begin, full, seen_to, scale,
+        D, STRIDE, PAGE, BN, BD, STAGES, False, 0, CT,
     )  # fmt: skip
     acc, top, norm = _attend(
         queries, acc, top, norm, heads_kv, pages, full, end, seen_to, scale,
-        D, STRIDE, PAGE, BN, BD, STAGES, True, CT,
+        D, STRIDE, PAGE, BN, BD, STAGES, True, WINDOW, CT,
     )  # fmt: skip
+    if SINKS:
+        acc, norm = add_sinks(acc, top, norm, sinks, head * G + m % G, m < length * G)
     result = acc * (value_scale / norm)[:, None]
     tl.store(out + token[:, None] * (NKV * G * D) + column, result.to(out.dtype.element_ty), mask=inside)

@@ -11,7 +11,7 @@ import torch
 
 from sgl_kernel._dispatch import DeviceInfo, device_info, use_kernel
 from sgl_kernel.attention.decode.plan import AttentionShape
-from sgl_kernel.attention.decode.reference import attend
+from sgl_kernel.attention.decode.reference import attend, last_seen
 from sgl_kernel.attention.prefill.places import chunk_places, ranges
 from sgl_kernel.launch import Launch, compute_type
 
@@ -104,32 +104,43 @@ def prefill_attention(
     plan: PrefillPlan,
     kv_scale: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
+    *,
+    window: int = 0,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attend one layer, causal. The chunks' own K and V must be in the pool already.
 
     q: [T, nq, d], heads contiguous; kv: [places, nkv, 2 (k, v), d], contiguous, in q's type or
     float8_e4m3fn; kv_scale: [nkv, 2] float32, what stored keys and values are multiplied by; out:
-    [T, nq, d], contiguous, made if not given. Returns it. Scores are scaled by d ** -0.5.
+    [T, nq, d], contiguous, made if not given; window: a token sees the last so many places, its own
+    included, 0: all; sinks: [nq], the score of a place more that every token sees, and whose value is 0.
+    Returns out. Scores are scaled by d ** -0.5.
     """
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if use_kernel(q):
-        prefill_launch(q, kv, out, plan, kv_scale).run()
+        prefill_launch(q, kv, out, plan, kv_scale, window, sinks).run()
     else:
-        out.copy_(prefill_attention_ref(q, kv, plan, kv_scale))
+        out.copy_(prefill_attention_ref(q, kv, plan, kv_scale, window, sinks))
     return out
 
 
 def prefill_attention_ref(
-    q: torch.Tensor, kv: torch.Tensor, plan: PrefillPlan, kv_scale: torch.Tensor | None
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    plan: PrefillPlan,
+    kv_scale: torch.Tensor | None,
+    window: int = 0,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """A chunk at a time, in float64 for float64 inputs and float32 otherwise."""
     out, token, size = torch.empty_like(q), 0, plan.shape.page_size
     for slot, start, length in zip(plan.slots, plan.starts, plan.lens, strict=True):
         positions = torch.arange(start + length, device=q.device)
         places = plan.page_table[slot, positions // size].to(torch.int64) * size + positions % size
-        seen = positions <= positions[start:, None]  # [length, start + length]
-        result = attend(q[token : token + length], kv[places], seen, plan.shape.head_dim**-0.5, kv_scale)
+        seen = last_seen(positions <= positions[start:, None], window)  # [length, start + length]
+        own_q, scale = q[token : token + length], plan.shape.head_dim**-0.5
+        result = attend(own_q, kv[places], seen, scale, kv_scale, sinks)
         out[token : token + length] = result.to(q.dtype)
         token += length
     return out
@@ -141,18 +152,22 @@ def prefill_launch(
     out: torch.Tensor,
     plan: PrefillPlan,
     kv_scale: torch.Tensor | None,
+    window: int = 0,
+    sinks: torch.Tensor | None = None,
 ) -> Launch:
     from sgl_kernel.attention.prefill import kernels
 
     shape, config, head_dim = plan.shape, plan.config, plan.shape.head_dim
     assert q.stride()[1:] == (head_dim, 1) and kv.is_contiguous() and out.is_contiguous()
     assert kv_scale is None or kv_scale.shape == (shape.num_kv_heads, 2)
+    assert sinks is None or (sinks.shape == (shape.num_heads,) and sinks.is_contiguous())
     return Launch(
         kernels.prefill_kernel,
         (plan.tiles.shape[0], shape.num_kv_heads),
         (
             q, out, kv, plan.tiles, plan.page_table, q if kv_scale is None else kv_scale,
-            head_dim**-0.5 * math.log2(math.e), q.stride(0), plan.page_table.stride(0),
+            q if sinks is None else sinks, head_dim**-0.5 * math.log2(math.e), q.stride(0),
+            plan.page_table.stride(0),
         ),
         {
             "G": shape.group,
@@ -160,6 +175,8 @@ def prefill_launch(
             "D": head_dim,
             "PAGE": shape.page_size,
             "SCALED": kv_scale is not None,
+            "WINDOW": window,
+            "SINKS": sinks is not None,
             "BM": config.block_m,
             "BN": config.block_n,
             "BD": 1 << (head_dim - 1).bit_length(),

@@ -46,7 +46,7 @@ def merge_levels(
 ):  # fmt: skip
     """Partials of a row and head are merged in groups of FAN_IN, the groups' results again, and so on.
 
-    Whoever comes last in a group goes on with its sum; the others are done. The third result says
+    Whoever comes last in a group goes on with its sum; the others are done. The last result says
     whether this program holds the sum of all.
     """
     index = tl.load(item + 5)  # loaded here: the loop needs the registers
@@ -72,4 +72,4 @@ def merge_levels(
         parts = tl.where(last, tl.cdiv(parts, FAN_IN), 0)
         step *= FAN_IN
         level += 1
-    return acc, norm, parts == 1
+    return acc, top, norm, parts == 1

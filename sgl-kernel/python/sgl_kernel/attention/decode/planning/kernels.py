@@ -32,13 +32,21 @@ def _shortest_chunk(lens, total, budget, num_rows, MIN_UNITS: tl.constexpr, UNIT
     return low * UNIT
 
 
+@triton.jit
+def _last_seen(seen, later, WINDOW: tl.constexpr):
+    """seen: [Q, 64] 0 or 1, later: [Q] places seen after these -> those among a query's last WINDOW places,
+    and how many it sees from these on."""
+    after = tl.cumsum(seen, 1, reverse=True) + later[:, None]  # itself included
+    return tl.where(after <= WINDOW, seen, 0), later + tl.sum(seen, 1)
+
+
 @triton.jit(do_not_specialize=["num_rows", "num_items", "mask_places", "scratch_cap", "write_start"])
 def plan_kernel(
     slots, base_lens, page_table, mask, items, places, bits,
     num_rows, num_items, table_stride, mask_places, scratch_cap, write_start,
     Q: tl.constexpr, Q_BLOCK: tl.constexpr, NKV: tl.constexpr, PAGE: tl.constexpr, WRITE: tl.constexpr,
-    EXTRA: tl.constexpr, WORDS: tl.constexpr, SCRATCH: tl.constexpr, MIN_UNITS: tl.constexpr,
-    UNIT: tl.constexpr, ROWS: tl.constexpr, ITEMS: tl.constexpr, PDL: tl.constexpr,
+    EXTRA: tl.constexpr, WORDS: tl.constexpr, SCRATCH: tl.constexpr, WINDOW: tl.constexpr,
+    MIN_UNITS: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr, ITEMS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program r writes what row r needs; program ``num_rows`` marks the items that are left over."""
     begin_dependent(PDL)
@@ -48,6 +56,9 @@ def plan_kernel(
     base = tl.load(base_lens + row, mask=row < num_rows, other=0).to(tl.int32)
     # A padded row (slot 0) has one chunk of length 0: its output is zero, and it costs nothing.
     lens = tl.where(row < num_rows, tl.where(slot > 0, base + EXTRA, 0), -1)
+    if WINDOW > 0:  # nobody sees a place before the window of the row's first query, which lies at base
+        outside = tl.where(lens > 0, tl.maximum(base + 1 - WINDOW, 0), 0)
+        lens -= outside
     total = tl.sum(tl.maximum(lens, 0), 0)
     longest = _shortest_chunk(lens, total, num_items // NKV, num_rows, MIN_UNITS, UNIT)
     chunks = tl.where(lens >= 0, tl.maximum(tl.cdiv(lens, longest), 1), 0)
@@ -62,6 +73,9 @@ def plan_kernel(
     # Chunks of one row are equally long, but for less than a unit.
     length = tl.cdiv(tl.cdiv(own_len, tl.maximum(own_chunks, 1)), UNIT) * UNIT
     count = own_chunks * NKV
+    begin = 0
+    if WINDOW > 0:
+        begin = tl.sum(tl.where(row == own, outside, 0), 0)
     if own == num_rows:
         own_first = tl.sum(chunks, 0) * NKV
         count = num_items - own_first
@@ -73,8 +87,8 @@ def plan_kernel(
         here = i < count
         tl.store(item, tl.where(own < num_rows, own, -1), mask=here)
         tl.store(item + 1, head, mask=here)
-        tl.store(item + 2, chunk * length, mask=here)
-        tl.store(item + 3, tl.minimum(chunk * length + length, own_len), mask=here)
+        tl.store(item + 2, begin + chunk * length, mask=here)
+        tl.store(item + 3, begin + tl.minimum(chunk * length + length, own_len), mask=here)
         tl.store(item + 4, tl.zeros_like(i) + own_slot, mask=here)
         tl.store(item + 5, chunk, mask=here)
         tl.store(item + 6, tl.zeros_like(i) + own_chunks, mask=here)
@@ -90,10 +104,14 @@ def plan_kernel(
                 page = tl.load(pages + position // PAGE, mask=query < Q, other=0).to(tl.int64)
                 place = page * PAGE + position % PAGE
             tl.store(places + own * Q + query, place, mask=query < Q)
-        for word in tl.static_range(WORDS):
+        later = tl.zeros([Q_BLOCK], tl.int64)
+        for back in tl.static_range(WORDS):
+            word = WORDS - 1 - back
             node = word * 64 + tl.arange(0, 64)
             at = (own * Q + query)[:, None] * mask_places + node[None, :]
             inside = (query < Q)[:, None] & (node < mask_places)[None, :]
             seen = tl.load(mask + at, mask=inside, other=0).to(tl.int64)
+            if WINDOW > 0:
+                seen, later = _last_seen(seen, later, WINDOW)
             packed = tl.sum(seen << (node % 64).to(tl.int64)[None, :], 1)
             tl.store(bits + (own * Q + query) * WORDS + word, packed, mask=query < Q)

@@ -90,7 +90,7 @@ def latent_kernel(
         queries, ropes, latents, pages, place, begin, end, base, row, query, low, high, scale, rope_scale,
         scratch_offset, scratch_cap, d, r, R, ROPE, PAGE, CAUSAL, WORDS, SCRATCH, BN, STAGES, CT,
     )  # fmt: skip
-    acc, norm, complete = merge_levels(
+    acc, top, norm, complete = merge_levels(
         partial, sums, counters + tl.program_id(0) * num_partials, fields, acc, top, norm, m, d, M, R,
         FAN_IN, AT_ONCE,
     )  # fmt: skip
