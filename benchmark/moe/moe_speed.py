@@ -22,8 +22,9 @@ from typing import Final
 import torch
 
 from sgl_kernel._dispatch import device_info
-from sgl_kernel.moe.config import ExpertsConfig, experts_config
+from sgl_kernel.moe.config import ExpertsConfig, experts_config, pairs_config
 from sgl_kernel.moe.ops import expert_counters, fused_experts
+from sgl_kernel.moe.pairs import pays
 from sgl_kernel.moe.reference import fused_experts_ref
 from sgl_kernel.moe.weights import GROUP, ExpertMatrix, Format
 from sgl_kernel.timing import graph_micros
@@ -109,13 +110,17 @@ def make_calls(model: Model, tokens: int, count: int, device: torch.device) -> l
     return calls
 
 
-def check(layer: Layer, calls: Sequence[Call], config: ExpertsConfig) -> float:
+def check(
+    layer: Layer, calls: Sequence[Call], config: ExpertsConfig | None, by_pair: bool | None = None
+) -> float:
     """The largest relative error of some calls against the reference; repeated runs must be equal."""
     counters = expert_counters(calls[0].x.device)
     worst = 0.0
     for call in calls:
         args = (call.x, call.weights, call.experts, layer.gate_up, layer.down)
-        first, second = (fused_experts(*args, config=config, counters=counters) for _ in range(2))
+        first, second = (
+            fused_experts(*args, config=config, counters=counters, by_pair=by_pair) for _ in range(2)
+        )
         expected = fused_experts_ref(*args, None).float()
         worst = max(worst, float((first.float() - expected).norm() / expected.norm()))
         assert torch.equal(first, second), "two runs differ"
@@ -131,7 +136,13 @@ def micros(run: Callable[[], object], device: torch.device) -> float:
     return (time.perf_counter() - began) * 1e6
 
 
-def time_calls(layer: Layer, calls: Sequence[Call], config: ExpertsConfig, pdl: bool) -> float:
+def time_calls(
+    layer: Layer,
+    calls: Sequence[Call],
+    config: ExpertsConfig | None,
+    pdl: bool,
+    by_pair: bool | None = None,
+) -> float:
     """Microseconds a call."""
     device = calls[0].x.device
     counters = expert_counters(device)
@@ -140,20 +151,23 @@ def time_calls(layer: Layer, calls: Sequence[Call], config: ExpertsConfig, pdl: 
         for call in calls:
             fused_experts(
                 call.x, call.weights, call.experts, layer.gate_up, layer.down,
-                config=config, counters=counters, pdl=pdl,
+                config=config, counters=counters, pdl=pdl, by_pair=by_pair,
             )  # fmt: skip
 
     return micros(run, device) / len(calls)
 
 
 def measure(
-    layer: Layer, calls: Sequence[Call], config: ExpertsConfig, args: argparse.Namespace
+    layer: Layer, calls: Sequence[Call], by_pair: bool, args: argparse.Namespace
 ) -> dict[str, object]:
+    make = pairs_config if by_pair else experts_config
+    config = make(device_info(calls[0].x.device), *calls[0].experts.shape, layer.gate_up, layer.down)
     read = layer.bytes_per_expert * sum(call.hit for call in calls) / len(calls)
-    error = check(layer, calls[:2], config)
-    us = time_calls(layer, calls, config, args.pdl)
+    error = check(layer, calls[:2], config, by_pair)
+    us = time_calls(layer, calls, config, args.pdl, by_pair)
     return {
         "tokens": len(calls[0].x),
+        "by_pair": by_pair,
         "hit": round(sum(call.hit for call in calls) / len(calls), 1),
         "us": round(us, 2),
         "limit_us": round(read / args.bandwidth / 1e6, 2),
@@ -170,6 +184,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--format", choices=[form.value for form in Format], default="int4")
     parser.add_argument("--ranks", type=int, default=8, help="of tensor parallelism (default: %(default)s)")
     parser.add_argument("--tokens", nargs="*", type=int, default=[1, 2, 4, 8, 16, 32])
+    parser.add_argument(
+        "--programs",
+        choices=("usual", "both"),
+        default="usual",
+        help="both: a program for each pair of token and expert, and for each expert",
+    )
     parser.add_argument("--pdl", action="store_true", help="programmatic dependent launch")
     parser.add_argument("--bandwidth", type=float, default=4.3, help="TB/s that count as 1 (copying's)")
     parser.add_argument("--tiny", action="store_true", help="a small layer; without a GPU the reference runs")
@@ -188,10 +208,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     lines = []
     for tokens in args.tokens:
         calls = make_calls(model, tokens, 2 if args.tiny else CALLS, device)
-        usual = experts_config(device_info(device), tokens, model.top_k, layer.gate_up, layer.down)
-        record = {"model": args.model, "format": args.format, **measure(layer, calls, usual, args)}
-        print(json.dumps(record), flush=True)
-        lines.append(record)
+        usual = pays(tokens, model.num_experts, model.top_k)
+        for by_pair in {"usual": (usual,), "both": (False, True)}[args.programs]:
+            record = {"model": args.model, "format": args.format, **measure(layer, calls, by_pair, args)}
+            print(json.dumps(record), flush=True)
+            lines.append(record)
     if args.out:
         with open(args.out, "w") as file:
             file.writelines(json.dumps(line) + "\n" for line in lines)

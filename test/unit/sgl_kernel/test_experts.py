@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from helpers.ptx_pairs import run_pairs
 from sgl_kernel._dispatch import H200, RTX_PRO_6000, DeviceInfo
 from sgl_kernel.launch import Launch
 from sgl_kernel.moe import ops
-from sgl_kernel.moe.config import ExpertsConfig, ProductConfig, experts_config
+from sgl_kernel.moe.config import ExpertsConfig, ProductConfig, experts_config, pairs_config
 from sgl_kernel.moe.grouping import num_blocks, sort_pairs
 from sgl_kernel.moe.ops import (
     combine_launch,
@@ -28,6 +29,7 @@ from sgl_kernel.moe.ops import (
     product_launch,
     route_launch,
 )
+from sgl_kernel.moe.pairs import down_launch, gate_up_launch
 from sgl_kernel.moe.reference import fused_experts_ref, route_ref
 from sgl_kernel.moe.unpacking.ptx import int4_program, nvfp4_program
 from sgl_kernel.moe.weights import E2M1, PACKED, ExpertMatrix, Format
@@ -86,6 +88,7 @@ def compare(
     with_base: bool = False,
     again: bool = False,
     block: tuple[int, int] = (128, 128),
+    by_pair: bool = False,
 ) -> None:
     """sizes: E, H, I; tokens: T, k. ``again``: twice, with the same counters."""
     (num_experts, hidden, inter), (num_tokens, top_k) = sizes, tokens
@@ -98,7 +101,9 @@ def compare(
         x = torch.randn(num_tokens, hidden, generator=generator)
         weights = torch.rand(num_tokens, top_k, generator=generator)
         base = torch.randn(num_tokens, hidden, generator=generator) if with_base else None
-        got = fused_experts(x, weights, experts, gate_up, down, base=base, config=config, counters=counters)
+        got = fused_experts(
+            x, weights, experts, gate_up, down, base=base, config=config, counters=counters, by_pair=by_pair
+        )
         expected = fused_experts_ref(x, weights, experts, gate_up, down, base)
         assert not counters.any()
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
@@ -118,6 +123,19 @@ def body_products() -> None:
     compare((NVFP4, NVFP4), (2, 160, 32), (2, 1), ExpertsConfig(8, wide, in_turn))
     compare((PLAIN, PLAIN), (6, 40, 24), (2, 2), ExpertsConfig(16, plain, plain), with_base=True)
     compare((PLAIN, INT4), (3, 64, 64), (1, 1), ExpertsConfig(16, plain, wide))
+
+
+def body_pairs() -> None:
+    """A program for each pair: every format, splits, one pass and several, padded rows."""
+    wide = ProductConfig(64, 8, 1, 4, 2, False)
+    split = ProductConfig(32, 4, 3, 4, 2, False)
+    plain = ProductConfig(16, 32, 2, 4, 2, False)
+    pairs = partial(compare, by_pair=True, with_base=True)
+    pairs((INT4, INT4), (3, 96, 64), (3, 2), ExpertsConfig(8, split, wide), padded=1, again=True)
+    pairs((INT4, INT4), (2, 96, 96), (1, 2), ExpertsConfig(8, wide, wide))
+    pairs((NVFP4, NVFP4), (2, 128, 32), (2, 1), ExpertsConfig(8, wide, wide))
+    pairs((PLAIN, PLAIN), (2, 40, 24), (1, 2), ExpertsConfig(8, plain, plain))
+    pairs((FP8, FP8), (2, 136, 40), (1, 1), ExpertsConfig(8, plain, plain), block=(32, 128))
 
 
 def body_float8() -> None:
@@ -162,8 +180,24 @@ def body_all(names: list[str]) -> None:
         globals()[f"body_{name}"]()
 
 
+def body_some() -> None:
+    """A case of each way through; the long run has all."""
+    wide, split = ProductConfig(64, 8, 1, 4, 2, False), ProductConfig(32, 4, 3, 4, 2, False)
+    compare((INT4, INT4), (2, 96, 64), (3, 1), ExpertsConfig(8, split, wide), padded=1, with_base=True)
+    config = ExpertsConfig(8, split, replace(wide, block_n=32))
+    compare((INT4, NVFP4), (2, 96, 32), (2, 2), config, padded=1, with_base=True, by_pair=True, again=True)
+    plain = ProductConfig(32, 64, 2, 4, 2, False)
+    compare((FP8, PLAIN), (2, 128, 40), (1, 1), ExpertsConfig(16, plain, plain), block=(64, 64))
+
+
 def test_kernels_equal_references() -> None:
-    interpret(__file__, "body_all", names=["routing", "alone", "products", "float8", "many"])
+    interpret(__file__, "body_all", names=["routing", "some"])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["alone", "products", "pairs", "float8", "many"])
+def test_all_kernels_equal_references(name: str) -> None:
+    interpret(__file__, f"body_{name}")
 
 
 def test_the_formats_are_what_they_say() -> None:
@@ -268,6 +302,35 @@ def gate(launch: Launch, info: DeviceInfo) -> None:
     assert "0x10" in set(re.findall(r"cp\.async\.c[ag]\.shared\.global.*?(0x\w+),", made.ptx))
 
 
+def pair_launches(
+    form: Format, model: tuple[int, int, int, int], ranks: int, tokens: int, info: DeviceInfo
+) -> list[Launch]:
+    """Of a layer for few tokens: gate and up; down and the sum."""
+    num_experts, hidden, inter, top_k = model
+    gate_up = meta_matrix(form, num_experts, 2 * inter // ranks, hidden, parts=2)
+    down = meta_matrix(form, num_experts, hidden, inter // ranks)
+    x = torch.empty(tokens, hidden, dtype=torch.bfloat16, device="meta")
+    experts = torch.empty(tokens, top_k, dtype=torch.int32, device="meta")
+    weights = torch.empty(tokens, top_k, dtype=torch.float32, device="meta")
+    middle = torch.empty(tokens * top_k, inter // ranks, dtype=torch.bfloat16, device="meta")
+    config, counters = pairs_config(info, tokens, top_k, gate_up, down), expert_counters("meta")
+    return [
+        gate_up_launch(x, experts, gate_up, middle, config, counters, True),
+        down_launch(middle, weights, experts, down, x, x, config, counters, True),
+    ]
+
+
+def gate_pairs(launch: Launch, info: DeviceInfo) -> None:
+    (made,) = check(launch, archs=(info.arch,))
+    assert made.programs_per_sm(launch.num_warps) >= 3
+
+
+@DEVICES
+def test_kimis_pairs_fit(info: DeviceInfo) -> None:
+    for launch in pair_launches(INT4, KIMI, 8, 1, info):
+        gate_pairs(launch, info)
+
+
 @DEVICES
 def test_kimis_gate_and_up_fit(info: DeviceInfo) -> None:
     gate(launches(INT4, KIMI, 8, 4, info)[1], info)
@@ -281,5 +344,9 @@ def test_all_sizes_fit(form: Format, info: DeviceInfo) -> None:
         for tokens in (1, 16, 512, 2048):
             for launch in launches(form, model, 8, tokens, info):
                 gate(launch, info)
+        for launch in pair_launches(form, model, 8, 4, info):
+            gate_pairs(launch, info)
     for launch in launches(form, KIMI, 1, 1, info):
         gate(launch, info)
+    for launch in pair_launches(form, KIMI, 1, 1, info):
+        gate_pairs(launch, info)

@@ -11,6 +11,10 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     def begin_dependent(PDL: tl.constexpr):
         """Nothing: the interpreter runs launches one after the other."""
 
+    @triton.jit
+    def begin_in_order(PDL: tl.constexpr):
+        """Nothing."""
+
 else:
     from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
@@ -25,6 +29,16 @@ else:
         if PDL:
             gdc_launch_dependents()
             gdc_wait()
+
+    @triton.jit
+    def begin_in_order(PDL: tl.constexpr):
+        """As ``begin_dependent``, but the next kernel starts when the one ahead is done.
+
+        So the next one may read, before its own wait, what was there before this one.
+        """
+        if PDL:
+            gdc_wait()
+            gdc_launch_dependents()
 
 
 @triton.jit

@@ -6,7 +6,7 @@ those say counts (docs/perf_log.md). ``benchmark/moe/moe_sweep.py`` times others
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from sgl_kernel._dispatch import DeviceInfo
@@ -46,6 +46,24 @@ def experts_config(
     blocks = min(num_tokens * top_k, gate_up.num_experts)
     make = partial(_product, info, block_m, blocks)
     return ExpertsConfig(block_m, make(gate_up, 2), make(down, 1))
+
+
+def pairs_config(
+    info: DeviceInfo, num_tokens: int, top_k: int, gate_up: ExpertMatrix, down: ExpertMatrix
+) -> ExpertsConfig:
+    """Of products with a program for each pair (``pairs.py``); down is not split.
+
+    Measured on an H200 with 1 to 8 tokens: three programs a SM of gate and up, as many as fit; what takes all
+    columns in one pass is on its way early, and more of it with smaller tiles.
+    """
+    num_pairs = num_tokens * top_k
+    up, last = _product(info, 8, num_pairs, gate_up, 2), _product(info, 8, num_pairs, down, 1)
+    programs = num_pairs * -(-gate_up.rows // (2 * up.block_n))
+    passes = -(-gate_up.columns // (up.width * (8 if gate_up.format in PACKED else 1)))
+    split = max(1, min(passes // 2, round(3 * info.num_sms / programs)))
+    if down.format in PACKED and 8 * last.width >= down.columns:
+        last = replace(last, block_n=32, num_warps=2)
+    return ExpertsConfig(8, replace(up, split=split), replace(last, split=1, row_tiles=1))
 
 
 def one_matrix_config(info: DeviceInfo, num_rows: int, matrix: ExpertMatrix, matrices: int) -> ProductConfig:

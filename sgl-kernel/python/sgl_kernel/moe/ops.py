@@ -13,10 +13,11 @@ import torch
 
 from sgl_kernel._dispatch import device_info, interpreting, use_kernel
 from sgl_kernel.launch import Launch, compute_type, next_power_of_2
-from sgl_kernel.moe.config import ExpertsConfig, ProductConfig, experts_config
+from sgl_kernel.moe.config import ExpertsConfig, ProductConfig, experts_config, pairs_config
 from sgl_kernel.moe.grouping import num_blocks, sort_pairs
+from sgl_kernel.moe.pairs import down_launch, gate_up_launch, pays
 from sgl_kernel.moe.reference import fused_experts_ref
-from sgl_kernel.moe.weights import PACKED, ExpertMatrix, Format
+from sgl_kernel.moe.weights import FORMATS, PACKED, ExpertMatrix, Format
 
 MAX_TOKENS: Final = 4096
 """Of one pass: what lies between the products is large (Kimi: 470 MB)."""
@@ -26,7 +27,6 @@ MAX_FLOAT_PRODUCTS: Final = 64 * 2**20
 """Numbers that are kept in float32 until they are summed; more are rounded to x's type."""
 MAX_COUNTERS: Final = 16384
 BLOCK_FIELDS: Final = 3
-FORMATS: Final = {Format.PLAIN: 0, Format.INT4: 1, Format.NVFP4: 2, Format.FP8: 3}
 
 
 def expert_counters(device: torch.device | str) -> torch.Tensor:
@@ -60,6 +60,7 @@ def fused_experts(
     config: ExpertsConfig | None = None,
     counters: torch.Tensor | None = None,
     pdl: bool = False,
+    by_pair: bool | None = None,
 ) -> torch.Tensor:
     """``base + sum over a token's experts of weight * down(silu(gate(x)) * up(x))``, [T, H] of x's type.
 
@@ -67,12 +68,15 @@ def fused_experts(
     row, negative: none; gate_up: [E, 2 * I, H], gate first; down: [E, H, I]; base: [T, H], added. Sums are
     float32 and in a fixed order: a token's result does not depend on who is beside it but for the tile it
     is multiplied in. config: launch constants instead of the table's; counters: ``expert_counters``, None:
-    made anew, which costs a launch.
+    made anew, which costs a launch; by_pair: whether each pair has a program of its own, None: where it pays.
     """
     _check(x, weights, experts, gate_up, down, base)
     if not use_kernel(x):
         return fused_experts_ref(x, weights, experts, gate_up, down, base)
     out = torch.empty(x.shape[0], down.rows, dtype=x.dtype, device=x.device)
+    if by_pair if by_pair is not None else pays(x.shape[0], gate_up.num_experts, experts.shape[1]):
+        _by_pair(x, weights, experts, gate_up, down, base, out, config, counters, pdl)
+        return out
     for begin in range(0, x.shape[0], MAX_TOKENS):
         some = slice(begin, begin + MAX_TOKENS)
         own_base = None if base is None else base[some]
@@ -80,6 +84,25 @@ def fused_experts(
             x[some], weights[some], experts[some], gate_up, down, own_base, out[some], config, counters, pdl
         )
     return out
+
+
+def _by_pair(
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    experts: torch.Tensor,
+    gate_up: ExpertMatrix,
+    down: ExpertMatrix,
+    base: torch.Tensor | None,
+    out: torch.Tensor,
+    config: ExpertsConfig | None,
+    counters: torch.Tensor | None,
+    pdl: bool,
+) -> None:
+    config = config or pairs_config(device_info(x.device), *experts.shape, gate_up, down)
+    hidden = torch.empty(experts.numel(), down.columns, dtype=x.dtype, device=x.device)
+    counters = expert_counters(x.device) if counters is None else counters
+    gate_up_launch(x, experts, gate_up, hidden, config, counters, pdl).run()
+    down_launch(hidden, weights, experts, down, base, out, config, counters, pdl).run()
 
 
 def _one_pass(

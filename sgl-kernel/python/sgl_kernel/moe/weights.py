@@ -16,6 +16,9 @@ class Format(Enum):
     FP8 = "fp8"  # e4m3, a scale for a block of rows and columns, for a row, or for the whole
 
 
+FORMATS: Final = {Format.PLAIN: 0, Format.INT4: 1, Format.NVFP4: 2, Format.FP8: 3}
+"""What kernels call them."""
+
 GROUP: Final = {Format.INT4: 32, Format.NVFP4: 16}
 """Columns that one scale serves."""
 

@@ -15,7 +15,7 @@ from sgl_kernel.moe.unpacking.kernels import FP8, INT4, unpack
 
 
 @triton.jit
-def _tile(of_rows, at, columns, EVEN: tl.constexpr):
+def tile_of(of_rows, at, columns, EVEN: tl.constexpr):
     """of_rows: [N, 1] pointers; at: [W]. Zeros past the columns."""
     if EVEN:
         return tl.load(of_rows + at[None, :])
@@ -32,9 +32,9 @@ def _plain(
     for k in tl.range(begin, end, BK, num_stages=STAGES):
         there = inside & (k + at < K)[None, :]
         v = tl.trans(tl.load(x_rows + (k + at)[None, :], mask=there, other=0.0).to(CT))
-        acc = tl.dot(_tile(gate, k + at, K, EVEN).to(CT), v, acc, input_precision="ieee")
+        acc = tl.dot(tile_of(gate, k + at, K, EVEN).to(CT), v, acc, input_precision="ieee")
         if GATED:
-            acc_up = tl.dot(_tile(ups, k + at, K, EVEN).to(CT), v, acc_up, input_precision="ieee")
+            acc_up = tl.dot(tile_of(ups, k + at, K, EVEN).to(CT), v, acc_up, input_precision="ieee")
     return acc, acc_up
 
 
@@ -64,18 +64,24 @@ def _float8(
 
 
 @triton.jit
-def _unpacked(
+def unpacked(
     words, scales, k, K: tl.constexpr, FORMAT: tl.constexpr, WORDS: tl.constexpr, EVEN: tl.constexpr,
     CT: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
     """Eight tiles [BN, WORDS] of weights, of columns k … k + 8 * WORDS - 1."""
     PER: tl.constexpr = 4 if FORMAT == INT4 else 2  # words that a scale serves
     GROUPS: tl.constexpr = WORDS // PER
-    packed = _tile(words, k // 8 + tl.arange(0, WORDS), K // 8, EVEN)
-    scale = _tile(scales, k // (8 * PER) + tl.arange(0, GROUPS), K // (8 * PER), EVEN)
+    packed = tile_of(words, k // 8 + tl.arange(0, WORDS), K // 8, EVEN)
+    scale = tile_of(scales, k // (8 * PER) + tl.arange(0, GROUPS), K // (8 * PER), EVEN)
+    return unpack(packed, by_word(scale, PER), FORMAT, CT, PAIRS)
+
+
+@triton.jit
+def by_word(scale, PER: tl.constexpr):
+    """[BN, groups] -> [BN, words], PER words a group."""
     BN: tl.constexpr = scale.shape[0]
-    scale = tl.broadcast_to(scale[:, :, None], [BN, GROUPS, PER]).reshape([BN, WORDS])
-    return unpack(packed, scale, FORMAT, CT, PAIRS)
+    GROUPS: tl.constexpr = scale.shape[1]
+    return tl.broadcast_to(scale[:, :, None], [BN, GROUPS, PER]).reshape([BN, GROUPS * PER])
 
 
 @triton.jit
@@ -87,10 +93,10 @@ def _packed(
     """x_rows: columns in the order of ``unpack``, zeros past the last one."""
     at = tl.arange(0, WORDS)
     for k in tl.range(begin, end, 8 * WORDS, num_stages=STAGES):
-        tiles = _unpacked(gate, gate_scale, k, K, FORMAT, WORDS, EVEN, CT, PAIRS)
+        tiles = unpacked(gate, gate_scale, k, K, FORMAT, WORDS, EVEN, CT, PAIRS)
         tiles_up = tiles
         if GATED:
-            tiles_up = _unpacked(ups, up_scale, k, K, FORMAT, WORDS, EVEN, CT, PAIRS)
+            tiles_up = unpacked(ups, up_scale, k, K, FORMAT, WORDS, EVEN, CT, PAIRS)
         for i in tl.static_range(8):
             v = tl.trans(tl.load(x_rows + (k + i * WORDS + at)[None, :], mask=inside, other=0.0).to(CT))
             acc = tl.dot(tiles[i], v, acc, input_precision="ieee")
@@ -100,7 +106,7 @@ def _packed(
 
 
 @triton.jit
-def _sums(
+def sums(
     x_rows, w, scale, expert, row, n, inside, begin, end,
     N: tl.constexpr, K: tl.constexpr, FORMAT: tl.constexpr, SCALE_ROWS: tl.constexpr,
     SCALE_COLUMNS: tl.constexpr, GATED: tl.constexpr, WORDS: tl.constexpr, STAGES: tl.constexpr,
@@ -141,7 +147,7 @@ def _sums(
 
 
 @triton.jit
-def _merge_splits(
+def merge_splits(
     part, counter, acc, acc_up, row, n, inside, num_pairs, N, SPLIT: tl.constexpr, GATED: tl.constexpr
 ):
     """Whoever comes last has the sums of all splits, added in their order: the same bits at every run.
@@ -224,7 +230,7 @@ def expert_kernel(
     row = expert.to(tl.int64) * (2 * N if GATED else N) + tl.minimum(n, N - 1)
     begin = tl.program_id(2) * CHUNK
     end = tl.minimum(begin + CHUNK, K)
-    acc, acc_up = _sums(
+    acc, acc_up = sums(
         x_rows, w, scale, expert, row, tl.minimum(n, N - 1), inside[:, None], begin, end, N, K, FORMAT,
         SCALE_ROWS, SCALE_COLUMNS, GATED, WORDS, STAGES, PAIRS, CT,
     )  # fmt: skip
@@ -232,7 +238,7 @@ def expert_kernel(
     complete = True
     if SPLIT > 1:
         counter = counters + block * tl.num_programs(0) + tl.program_id(0)
-        acc, acc_up, complete = _merge_splits(
+        acc, acc_up, complete = merge_splits(
             part, counter, acc, acc_up, place + m, n, within, num_pairs, N, SPLIT, GATED
         )
     if complete:
@@ -287,7 +293,7 @@ def rows_kernel(
     for tile in tl.range(first, tl.minimum(first + ROW_TILES, tl.cdiv(N, BN)), num_stages=STAGES):
         n = tile * BN + tl.arange(0, BN)
         row = expert.to(tl.int64) * N + tl.minimum(n, N - 1)
-        tiles = _unpacked(
+        tiles = unpacked(
             w + row[:, None] * (K // 8), scale + row[:, None] * GROUPS, 0, K, FORMAT, WORDS,
             K == 8 * WORDS, CT, PAIRS,
         )  # fmt: skip
