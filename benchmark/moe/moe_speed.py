@@ -161,12 +161,13 @@ def measure(
     layer: Layer, calls: Sequence[Call], by_pair: bool, args: argparse.Namespace
 ) -> dict[str, object]:
     make = pairs_config if by_pair else experts_config
-    config = make(device_info(calls[0].x.device), *calls[0].experts.shape, layer.gate_up, layer.down)
+    (tokens, top_k), info = calls[0].experts.shape, device_info(calls[0].x.device)
+    config = make(info, tokens, top_k, layer.gate_up, layer.down)
     read = layer.bytes_per_expert * sum(call.hit for call in calls) / len(calls)
     error = check(layer, calls[:2], config, by_pair)
     us = time_calls(layer, calls, config, args.pdl, by_pair)
     return {
-        "tokens": len(calls[0].x),
+        "tokens": tokens,
         "by_pair": by_pair,
         "hit": round(sum(call.hit for call in calls) / len(calls), 1),
         "us": round(us, 2),

@@ -98,7 +98,7 @@ def _by_pair(
     counters: torch.Tensor | None,
     pdl: bool,
 ) -> None:
-    config = config or pairs_config(device_info(x.device), *experts.shape, gate_up, down)
+    config = config or pairs_config(device_info(x.device), experts.shape[0], experts.shape[1], gate_up, down)
     hidden = torch.empty(experts.numel(), down.columns, dtype=x.dtype, device=x.device)
     counters = expert_counters(x.device) if counters is None else counters
     gate_up_launch(x, experts, gate_up, hidden, config, counters, pdl).run()

@@ -26,7 +26,7 @@ def gate_up_launch(
     pdl: bool,
 ) -> Launch:
     """x: [T, H], experts: [T, k] -> hidden: [T * k, I], by pair."""
-    from sgl_kernel.moe.products.pairs import pair_gate_up_kernel
+    from sgl_kernel.moe.pairing.kernels import pair_gate_up_kernel
 
     own, rows, num_pairs = config.gate_up, matrix.rows // 2, experts.numel()
     tiles = -(-rows // own.block_n)
@@ -64,7 +64,7 @@ def down_launch(
     pdl: bool,
 ) -> Launch:
     """hidden: [T * k, I], weights and experts: [T, k] -> out: [T, H]. The split of columns is not used."""
-    from sgl_kernel.moe.products.pairs import pair_down_kernel
+    from sgl_kernel.moe.pairing.kernels import pair_down_kernel
 
     own, rows, (num_tokens, top_k) = config.down, matrix.rows, experts.shape
     tiles = -(-rows // own.block_n)
