@@ -17,6 +17,7 @@ INSTALL_REQUIRES = [
     "gguf>=0.17,<1",
     "jinja2>=3.1.5,<4",
     "llguidance>=1.7,<2",
+    "httptools>=0.6,<1",
     "msgspec>=0.19,<1",
     "numpy>=1.26,<2.4",
     "prometheus-client>=0.21,<1",

@@ -47,6 +47,7 @@ def feed(
         stats = RequestStats(3, total, 0, first_token_ts=first_ts)
         output = TextOutput("r", "", [7] * count, stats, finish)
         metrics.output(sample, output, now)
+        metrics.batch_ended()
         sample.last_output_ts = now
 
 

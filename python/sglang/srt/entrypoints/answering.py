@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from sglang.srt.entrypoints.body_sends import body_send
 from sglang.srt.managers.text_request import Group, RequestError, Sample
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
@@ -153,29 +154,33 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            error = await _unless_gone(self._send_all(send), receive)
+            error = await _unless_gone(self._send_all(send, body_send(scope, send)), receive)
             if error is not None:
                 await error_response(error, self._shape)(scope, receive, send)
         finally:
             self._manager.abort_group(self._group, CLIENT_GONE)
 
-    async def _send_all(self, send: Send) -> RequestError | None:
+    async def _send_all(self, begin: Send, send: Send) -> RequestError | None:
+        """``begin``: for how the answer begins; ``send``: for its body."""
+        encode = self._form.encode
         try:
             async for event in self._events:
-                await self._send(send, self._form.encode(event))
+                if not self._started:
+                    await self._begin(begin)
+                await send({"type": "http.response.body", "body": encode(event), "more_body": True})
         except RequestError as error:
             if not self._started:
                 return error
-            await self._send(send, self._form.encode(self._form.error(error)))
-        await self._send(send, self._form.end)
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            data = encode(self._form.error(error))
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+        if not self._started:
+            await self._begin(begin)
+        await send({"type": "http.response.body", "body": self._form.end, "more_body": False})
         return None
 
-    async def _send(self, send: Send, data: bytes) -> None:
-        if not self._started:
-            self._started = True
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        await send({"type": "http.response.body", "body": data, "more_body": True})
+    async def _begin(self, send: Send) -> None:
+        self._started = True
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
 
 
 def _stream_error(error: RequestError) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from starlette.types import ASGIApp
 from sglang.srt.entrypoints.admin_api import admin_router
 from sglang.srt.entrypoints.answering import error_message, openai_error
 from sglang.srt.entrypoints.anthropic.api import anthropic_router
+from sglang.srt.entrypoints.body_sends import BodySends
 from sglang.srt.entrypoints.context import ServerContext
 from sglang.srt.entrypoints.dashboard import dashboard_router
 from sglang.srt.entrypoints.drain import Drain
@@ -209,7 +210,7 @@ async def _serve(
         startup_time_s=runtime.startup_time_s,
         request_log=runtime.watching.request_log,
     )
-    server = _Server(_uvicorn_config(build_app(context), runtime.args.log_level_http))
+    server = _Server(_uvicorn_config(BodySends(build_app(context)), runtime.args.log_level_http))
 
     def stop() -> None:
         logger.info("Shutting down.")

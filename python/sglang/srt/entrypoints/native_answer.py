@@ -8,6 +8,7 @@ from typing import Any
 from sglang.srt.entrypoints.answering import raise_if_failed
 from sglang.srt.entrypoints.meta_info import meta_info
 from sglang.srt.entrypoints.native_request import NativeCall
+from sglang.srt.entrypoints.repeated_parts import RepeatedParts
 from sglang.srt.managers.text_request import Delta, Group, Sample
 
 
@@ -33,6 +34,23 @@ class NativeAnswers:
         async for index, sample, delta in group.updates():
             raise_if_failed(sample)
             yield self._chunk(index, sample, delta)
+
+    async def events(self, group: Group) -> AsyncIterator[dict[str, Any]]:
+        """As ``stream``, to be encoded: what events repeat is encoded already.
+
+        Raises:
+            RequestError: a sample has failed.
+        """
+        if self._incremental:
+            async for chunk in self.stream(group):
+                yield chunk
+            return
+        repeated = [RepeatedParts() for _ in group.samples]
+        async for index, sample, delta in group.updates():
+            raise_if_failed(sample)
+            parts = repeated[index]
+            parts.add(delta.text, delta.ids)
+            yield {**self._answer(index, sample, "", []), "text": parts.text, "output_ids": parts.ids}
 
     def _chunk(self, index: int, sample: Sample, delta: Delta) -> dict[str, Any]:
         if self._incremental:

@@ -50,7 +50,7 @@ def _add_generation(router: APIRouter, context: ServerContext) -> None:
                 call, context.args.weight_version, context.args.incremental_streaming_output
             )
             if call.stream:
-                return EventStream(answers.stream(group), manager, group, native_error)
+                return EventStream(answers.events(group), manager, group, native_error)
             samples = await finished_or_gone(request, manager, group)
         except RequestError as error:
             return error_response(error, native_error)

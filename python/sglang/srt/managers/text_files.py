@@ -13,7 +13,6 @@ from collections import deque
 from pathlib import Path
 from typing import Any, Final
 
-from sglang.srt.managers.io_struct import TextOutput
 from sglang.srt.managers.text_observers import EndsOnly, outcome_of, parameters_of
 from sglang.srt.managers.text_request import Sample
 
@@ -44,7 +43,7 @@ class RequestFile(EndsOnly):
             self._has_warned = True
 
 
-class CrashDump:
+class CrashDump(EndsOnly):
     """Keeps what runs and what has ended lately; nothing is written unless the server fails."""
 
     def __init__(self, folder: Path) -> None:
@@ -54,9 +53,6 @@ class CrashDump:
 
     def received(self, sample: Sample) -> None:
         self._running[sample.rid] = sample
-
-    def output(self, sample: Sample, output: TextOutput, now: float) -> None:
-        return None
 
     def ended(self, sample: Sample) -> None:
         self._running.pop(sample.rid, None)

@@ -10,7 +10,9 @@ from sglang.srt.managers.io_struct import TextOutput
 from sglang.srt.managers.text_request import Sample
 
 if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
+    from prometheus_client import CollectorRegistry, Counter
+
+    from sglang.srt.managers.text_tally import HistogramTally
 
 _FIRST_TOKEN: Final = (0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100, 200, 400)
 _END_TO_END: Final = (*_FIRST_TOKEN, 600, 1200, 1800, 2400)
@@ -31,11 +33,28 @@ class TextMetricsSettings:
     extra_labels: tuple[tuple[str, str], ...] = ()
 
 
+class _TokenTally:
+    """Tokens and the time between them, of a batch of outputs."""
+
+    def __init__(self, counter: Counter, between: HistogramTally) -> None:
+        self.tokens = 0
+        self.between = between
+        self._counter = counter
+
+    def flush(self) -> None:
+        if self.tokens:
+            self._counter.inc(self.tokens)
+            self.tokens = 0
+        self.between.flush()
+
+
 class PrometheusTextMetrics:
     """Imports prometheus_client only here: its multiprocess folder is named in the environment by then."""
 
     def __init__(self, settings: TextMetricsSettings, registry: CollectorRegistry | None = None) -> None:
         from prometheus_client import REGISTRY, Counter, Gauge, Histogram
+
+        from sglang.srt.managers.text_tally import BulkHistogram
 
         place = registry or REGISTRY
 
@@ -61,7 +80,11 @@ class PrometheusTextMetrics:
         self._first = histogram(
             "time_to_first_token_seconds", "Request to first token.", settings.first_token
         )
-        self._between = histogram("inter_token_latency_seconds", "Between two tokens.", settings.between)
+        self._between = BulkHistogram(
+            "sglang:inter_token_latency_seconds", "Between two tokens.", (*names, "is_streaming"),
+            buckets=settings.between, registry=place,
+        )  # fmt: skip
+        self._tallies: dict[bool, _TokenTally] = {}  # by whether the request streams
         self._per_token = histogram(
             "request_time_per_output_token_seconds", "Mean per request.", settings.between
         )
@@ -115,31 +138,41 @@ class PrometheusTextMetrics:
     def output(self, sample: Sample, output: TextOutput, now: float) -> None:
         if not sample.request.log_metrics:
             return
-        labels = (*self._own, "true" if sample.request.stream else "false")
         if output.new_ids:
-            self._output_tokens.labels(*labels).inc(len(output.new_ids))
-            self._observe_tokens(sample, output, now, labels)
+            self._observe_tokens(sample, output, now)
         if output.finish is not None:
-            self._observe_end(sample, output, now, labels)
+            self._observe_end(sample, output, now)
 
-    def _observe_tokens(
-        self, sample: Sample, output: TextOutput, now: float, labels: tuple[str, ...]
-    ) -> None:
-        count, first_ts = len(output.new_ids), output.stats.first_token_ts
+    def batch_ended(self) -> None:
+        for tally in self._tallies.values():
+            tally.flush()
+
+    def _labels(self, stream: bool) -> tuple[str, ...]:
+        return (*self._own, "true" if stream else "false")
+
+    def _tally(self, stream: bool) -> _TokenTally:
+        labels = self._labels(stream)
+        between = self._between.labels(*labels).tally()
+        made = self._tallies[stream] = _TokenTally(self._output_tokens.labels(*labels), between)
+        return made
+
+    def _observe_tokens(self, sample: Sample, output: TextOutput, now: float) -> None:
+        stream, count = sample.request.stream, len(output.new_ids)
+        tally = self._tallies.get(stream) or self._tally(stream)
+        tally.tokens += count
         last_ts = sample.last_output_ts
         if last_ts is None:
             # What does not stream comes all at once: the scheduler knows when its first token came.
+            first_ts = output.stats.first_token_ts
             last_ts = first_ts if first_ts is not None and count > 1 else now
-            self._first.labels(*labels).observe(max(0.0, last_ts - sample.created_ts))
+            self._first.labels(*self._labels(stream)).observe(max(0.0, last_ts - sample.created_ts))
             count -= 1
-        # A chunk of k tokens is k equal intervals: speculation must not look like one slow token.
-        interval = max(0.0, now - last_ts) / max(count, 1)
-        histogram = self._between.labels(*labels)
-        for _ in range(count):
-            histogram.observe(interval)
+        if count:
+            # A chunk of k tokens is k equal intervals: speculation must not look like one slow token.
+            tally.between.observe(max(0.0, now - last_ts) / count, count)
 
-    def _observe_end(self, sample: Sample, output: TextOutput, now: float, labels: tuple[str, ...]) -> None:
-        stats = output.stats
+    def _observe_end(self, sample: Sample, output: TextOutput, now: float) -> None:
+        stats, labels = output.stats, self._labels(sample.request.stream)
         self._requests.labels(*labels).inc()
         self._prompt_tokens.labels(*labels).inc(stats.prompt_tokens)
         self._whole.labels(*labels).observe(now - sample.created_ts)

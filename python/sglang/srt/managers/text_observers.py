@@ -24,12 +24,18 @@ class TextObserver(Protocol):
         """It is complete: its answer, its failure or the server's."""
         ...
 
+    def batch_ended(self) -> None:
+        """All outputs of a message from the detokenizer have been given to ``output``."""
+        ...
+
 
 class Observers:
     """All of them, as one."""
 
     def __init__(self, observers: Sequence[TextObserver] = ()) -> None:
         self._observers = tuple(observers)
+        # There is an output for every token: those that don't look at it are not called.
+        self._hearers = tuple(one for one in observers if not isinstance(one, EndsOnly))
 
     def received(self, sample: Sample) -> None:
         if self._observers and not sample.rid.startswith(HEALTH_RID):
@@ -37,8 +43,12 @@ class Observers:
                 observer.received(sample)
 
     def output(self, sample: Sample, output: TextOutput, now: float) -> None:
-        for observer in self._observers:
+        for observer in self._hearers:
             observer.output(sample, output, now)
+
+    def batch_ended(self) -> None:
+        for observer in self._hearers:
+            observer.batch_ended()
 
     def ended(self, sample: Sample) -> None:
         if self._observers and not sample.rid.startswith(HEALTH_RID):
@@ -53,6 +63,9 @@ class EndsOnly:
         return None
 
     def output(self, sample: Sample, output: TextOutput, now: float) -> None:
+        return None
+
+    def batch_ended(self) -> None:
         return None
 
 

@@ -41,10 +41,41 @@ class Delta:
     ids: list[int]
 
 
+class Bell:
+    """As an event of asyncio, for one that waits and without what several would need: it is rung for every
+    token of every stream.
+    """
+
+    __slots__ = ("_is_set", "_waiter")
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def set(self) -> None:
+        if not self._is_set:
+            self._is_set = True
+            if self._waiter is not None and not self._waiter.done():
+                self._waiter.set_result(None)
+
+    def clear(self) -> None:
+        self._is_set = False
+
+    async def wait(self) -> None:
+        if self._is_set:
+            return
+        assert self._waiter is None, "two wait"
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+
 class Sample:
     """One answer in the making. Written by the tokenizer manager, read by an endpoint."""
 
-    def __init__(self, rid: str, request: TextRequest, prompt_ids: list[int], changed: asyncio.Event) -> None:
+    def __init__(self, rid: str, request: TextRequest, prompt_ids: list[int], changed: Bell) -> None:
         self.rid = rid
         self.request = request
         self.prompt_ids = prompt_ids
@@ -94,11 +125,11 @@ class Group:
 
     def __init__(self) -> None:
         self.samples: list[Sample] = []
-        self.changed = asyncio.Event()
+        self.changed = Bell()
 
     @property
     def is_finished(self) -> bool:
-        return all(sample.finish is not None for sample in self.samples)
+        return None not in [sample.finish for sample in self.samples]
 
     async def finished(self) -> list[Sample]:
         """All samples, as soon as all have ended or one has failed."""

@@ -6,7 +6,6 @@ import json
 import logging
 from typing import Any, Final
 
-from sglang.srt.managers.io_struct import TextOutput
 from sglang.srt.managers.text_observers import EndsOnly, outcome_of, parameters_of, times_of
 from sglang.srt.managers.text_request import Sample
 
@@ -16,7 +15,7 @@ LEVELS: Final = (0, 1, 2, 3)
 _PART: Final = 2048  # characters of a text at level 2
 
 
-class RequestLog:
+class RequestLog(EndsOnly):
     """0: figures; 1: the parameters too; 2: the beginnings of the texts too; 3: all of them.
 
     Changed while it runs by POST /configure_logging.
@@ -40,9 +39,6 @@ class RequestLog:
         if self.level >= 2:
             line["prompt"] = self._shown(request.prompt)
         logger.info("Receive: %s", json.dumps(line, ensure_ascii=False))
-
-    def output(self, sample: Sample, output: TextOutput, now: float) -> None:
-        return None
 
     def ended(self, sample: Sample) -> None:
         if not self.enabled:

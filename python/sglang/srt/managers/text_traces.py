@@ -14,14 +14,14 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.trace import SpanKind, Status, StatusCode
 
-from sglang.srt.managers.io_struct import TextOutput
+from sglang.srt.managers.text_observers import EndsOnly
 from sglang.srt.managers.text_request import Sample
 
 _NANO: Final = 1_000_000_000
 _FLUSH_MS: Final = 2000
 
 
-class Traces:
+class Traces(EndsOnly):
     def __init__(self, exporter: SpanExporter, model_name: str) -> None:
         resource = Resource.create({"service.name": "sglang", "gen_ai.request.model": model_name})
         self._provider = TracerProvider(resource=resource)
@@ -31,9 +31,6 @@ class Traces:
 
     def received(self, sample: Sample) -> None:
         self._parents[sample.rid] = otel_context.get_current()  # what the client's headers said
-
-    def output(self, sample: Sample, output: TextOutput, now: float) -> None:
-        return None
 
     def ended(self, sample: Sample) -> None:
         parent = self._parents.pop(sample.rid, None)

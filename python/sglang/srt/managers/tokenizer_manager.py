@@ -263,6 +263,7 @@ class TokenizerManager:
         now = self.last_output_ts = time.time()
         for output in message.outputs:
             self._receive_output(output, now)
+        self._observer.batch_ended()
 
     def _receive_output(self, output: TextOutput, now: float) -> None:
         sample = self._samples.get(output.rid)

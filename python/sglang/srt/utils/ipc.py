@@ -57,9 +57,12 @@ class Receiver(Generic[T]):
     def receive_all(self) -> list[T]:
         """Every message that is there now; does not wait."""
         messages = []
-        while self._socket.poll(0, zmq.POLLIN):
-            messages.append(self._decode(self._socket.recv()))
-        return messages
+        while True:
+            try:
+                message = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return messages
+            messages.append(self._decode(message))
 
     def close(self) -> None:
         self._socket.close(linger=0)

@@ -1,0 +1,71 @@
+"""The client of the streaming benchmark counts right and knows ages. Run alone: pytest THIS_FILE"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmark" / "http_streaming"))
+
+from stamps import TICK_S, Stamper, StampReader
+from stream_client import Seen, Stream
+
+from sglang.embedded.model import embedded_model_path
+from sglang.srt.utils.text_tokenizer import TextTokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> TextTokenizer:
+    return TextTokenizer.from_folder(embedded_model_path())
+
+
+@pytest.fixture(scope="module")
+def reader(tokenizer: TextTokenizer) -> StampReader:
+    return StampReader(tokenizer)
+
+
+@pytest.mark.parametrize(("made", "age"), [(0.0, 0.0), (123456.7, 0.0421), (7.9999, 3.0)])
+def test_a_word_tells_its_age(tokenizer: TextTokenizer, reader: StampReader, made: float, age: float) -> None:
+    assert reader.longest_s > 3.1
+    word = tokenizer.token_bytes(Stamper(tokenizer, lambda: made).token())
+    assert word[:1] == b" " and age - 1e-6 <= reader.age_s(word[1:], made + age) <= age + TICK_S + 1e-6
+
+
+async def _feed(data: bytes, cuts: list[int], path: str, reader: StampReader) -> tuple[Stream, Seen]:
+    seen = Seen()
+    stream = Stream(path, {}, reader, seen)
+    borders = sorted({0, len(data), *(cut % len(data) for cut in cuts)})
+    for start, end in zip(borders, borders[1:], strict=False):
+        stream.data_received(data[start:end])
+    return stream, seen
+
+
+@settings(max_examples=30, deadline=None)
+@given(counts=st.lists(st.integers(0, 3), min_size=1, max_size=8), cuts=st.lists(st.integers(0, 10**6)))
+@pytest.mark.parametrize("path", ["/generate", "/v1/chat/completions"])
+def test_counts_hang_on_events_and_not_on_packets(
+    reader: StampReader, path: str, counts: list[int], cuts: list[int]
+) -> None:
+    word = f" {reader.some_word.decode()}"
+    text, events = "", []
+    for number, count in enumerate(counts):
+        text += word * count
+        last = number == len(counts) - 1
+        if path == "/generate":
+            reason = {"type": "length"} if last else None
+            events.append({"text": text, "meta_info": {"finish_reason": reason}})
+        else:
+            events.append({"choices": [{"delta": {"content": word * count}}]})
+            if last:
+                events.append({"choices": [{"delta": {}, "finish_reason": "length"}]})
+    lines = [b"data: " + json.dumps(e, separators=(",", ":")).encode() + b"\n\n" for e in events]
+    data = b"HTTP/1.1 200 OK\r\n\r\n" + b"".join(lines) + b"data: [DONE]\n\n"
+    stream, seen = asyncio.run(_feed(data, cuts, path, reader))
+    assert (seen.tokens, seen.chunks) == (sum(counts), sum(count > 0 for count in counts))
+    assert stream.ended.result() == "done" and stream.num_ends == 1
