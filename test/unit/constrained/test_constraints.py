@@ -26,10 +26,11 @@ from sglang.srt.constrained.grammar import (
     Masks,
     Matcher,
 )
+from sglang.srt.constrained.rules import NoGrammar, make_rules
 from sglang.srt.constrained.structural_tags import read_tags
 from sglang.srt.constrained.tools import tools_grammar
 from sglang.srt.constrained.vocabulary import Vocabulary, read_vocabulary
-from sglang.srt.sampling.sampling_params import ReasoningEnd
+from sglang.srt.sampling.sampling_params import ChoiceRules, ReasoningEnd, ThinkingLimit
 from sglang.srt.utils.text_tokenizer import TextTokenizer
 
 BACKENDS = ("llguidance", "xgrammar")
@@ -313,3 +314,41 @@ def test_calls_of_tools(backend: str) -> None:
     blank = compiled(compiler(backend), spec).matcher()
     assert not all(blank.accept(byte) for byte in b"[ \n")  # a model could write nothing else, for ever
     assert tools_grammar(TOOLS, "auto") is None and tools_grammar(TOOLS, None) is None
+
+
+def as_letters(ids: list[int]) -> str:
+    return bytes(ids).decode(errors="replace")
+
+
+@settings(max_examples=80, deadline=None)
+@given(data=st.data(), budget=st.integers(0, 4), begin_id=st.sampled_from((None, 97)))
+def test_rules_along_a_tree_are_those_of_each_path(
+    data: st.DataObject, budget: int, begin_id: int | None
+) -> None:
+    """However the tokens before came: one by one, or as drafts that were taken back."""
+    some = st.sampled_from(b"ab<>")
+    words = tuple(data.draw(st.lists(st.tuples(some, some) | st.tuples(some, some, some), max_size=3)))
+    given_rules = ChoiceRules(words, ThinkingLimit(budget, ReasoningEnd("<>", begin_id), tuple(b"<>")))
+
+    def fresh(text: list[int]) -> Constraint:
+        made = Constraint(NoGrammar(), byte_vocabulary(), rules=make_rules(given_rules, as_letters))
+        assert all([made.advance(token) for token in text])
+        return made
+
+    text = data.draw(st.lists(some, max_size=7))
+    walked = fresh(text)
+    num_nodes = data.draw(st.integers(1, 7))
+    parents = [-1, *(data.draw(st.integers(0, node - 1)) for node in range(1, num_nodes))]
+    tokens = [0, *(data.draw(some) for _ in parents[1:])]
+    for _ in range(2):
+        masks = walked.masks(len(text), tokens, parents, max_depth=9)
+        paths = [text]
+        for node in range(1, num_nodes):
+            paths.append([*paths[parents[node]], tokens[node]])
+        for path, mask in zip(paths, masks, strict=True):
+            assert allowed(mask) == allowed(fresh(path).masks(len(path), [0], None, 0)[0])
+    thought = text if begin_id is None else text[1:] if text[:1] == [begin_id] else None
+    over = bool(text) if thought is None else b"<>" in bytes(thought)
+    assert walked.is_over(len(text)) == (over and not words)
+    if thought is not None and not over and len(thought) >= budget:
+        assert allowed(masks[0]) == {ord(">") if thought[-1:] == [ord("<")] else ord("<")}

@@ -35,7 +35,7 @@ def with_backend(**config: Any) -> tuple[SchedulerHarness, GatedBackend]:
     harness, backend = SchedulerHarness(**config), GatedBackend()
     scheduler = harness.scheduler
     grammars = GrammarCompiler(lambda: (backend, byte_vocabulary()))
-    scheduler._grammars = Grammars(grammars, scheduler.table, scheduler._finisher)
+    scheduler._grammars = Grammars(grammars, scheduler.table, scheduler._finisher, lambda ids: "", 256)
     return harness, backend
 
 

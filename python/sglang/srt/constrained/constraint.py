@@ -1,4 +1,4 @@
-"""The grammar of one request: how far its text has come, and the masks of what may follow.
+"""The grammar and the rules of one request: how far its text has come, and the masks of what may follow.
 
 One object from the request's beginning to its end. It moves on with the tokens that are committed, whatever
 mode chose them; drafts are walked along and taken back.
@@ -12,6 +12,7 @@ from enum import Enum
 import numpy as np
 
 from sglang.srt.constrained.grammar import ANYTHING, Masks, Matcher, allow
+from sglang.srt.constrained.rules import NoGrammar, TokenRule
 from sglang.srt.constrained.vocabulary import Vocabulary
 from sglang.srt.sampling.sampling_params import ReasoningEnd
 
@@ -62,9 +63,13 @@ class Constraint:
         min_new_tokens: int = 0,
         suppressed_ids: tuple[int, ...] = (),
         reasoning_end: ReasoningEnd | None = None,
+        rules: tuple[TokenRule, ...] = (),
     ) -> None:
-        """``suppressed_ids``: not before ``min_new_tokens``, unless nothing else may follow."""
+        """``suppressed_ids``: not before ``min_new_tokens``, unless nothing else may follow. ``rules``: each
+        has a say unless it would leave nothing of what those before it do.
+        """
         self._matcher = matcher
+        self._rules = rules
         self._min_new_tokens = min_new_tokens if suppressed_ids else 0
         self._unsuppressed = vocabulary.mask_without(suppressed_ids)  # [words]
         self._reasoning = None if reasoning_end is None else Reasoning(reasoning_end, vocabulary)
@@ -76,10 +81,18 @@ class Constraint:
     def is_terminated(self) -> bool:
         return self._matcher.is_terminated
 
+    def is_over(self, num_outputs: int) -> bool:
+        """It will never forbid anything again."""
+        if not isinstance(self._matcher, NoGrammar) or num_outputs < self._min_new_tokens:
+            return False
+        return all(rule.is_over for rule in self._rules)
+
     def advance(self, token: int) -> bool:
         """Commit a token; False: the grammar does not go on with it."""
         taken = self._accept(token)
         self._history.clear()
+        for rule in self._rules:
+            rule.settle()
         return taken
 
     def masks(
@@ -122,6 +135,11 @@ class Constraint:
         if phase is Phase.UNDECIDED:
             assert self._reasoning is not None and self._reasoning.begin_id is not None
             allow(masks[row], self._reasoning.begin_id)
+        for rule in self._rules:
+            left = masks[row].copy()
+            rule.restrict(left)
+            if left.any():
+                masks[row] = left
         if num_before < self._min_new_tokens:
             kept = masks[row] & self._unsuppressed
             if kept.any():
@@ -133,15 +151,15 @@ class Constraint:
     def _accept(self, token: int) -> bool:
         reasoning = self._reasoning
         before = None if reasoning is None else reasoning.state
-        if reasoning is not None and reasoning.takes(token):
-            self._history.append((before, False))
-            return True
-        if self._matcher.accept(token):
-            self._history.append((before, True))
-            return True
-        if reasoning is not None and before is not None:
-            reasoning.state = before
-        return False
+        in_matcher = reasoning is None or not reasoning.takes(token)
+        if in_matcher and not self._matcher.accept(token):
+            if reasoning is not None and before is not None:
+                reasoning.state = before
+            return False
+        self._history.append((before, in_matcher))
+        for rule in self._rules:
+            rule.take(token)
+        return True
 
     def _rollback(self) -> None:
         before, in_matcher = self._history.pop()
@@ -149,3 +167,5 @@ class Constraint:
             self._matcher.rollback(1)
         if self._reasoning is not None and before is not None:
             self._reasoning.state = before
+        for rule in self._rules:
+            rule.undo()

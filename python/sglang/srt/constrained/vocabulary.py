@@ -35,6 +35,11 @@ class Vocabulary:
         return mask
 
 
+def blank_vocabulary(size: int) -> Vocabulary:
+    """Where only the number of tokens matters."""
+    return Vocabulary((b"",) * size, frozenset(), ())
+
+
 def read_vocabulary(tokenizer: TextTokenizer, vocab_size: int, stop_ids: tuple[int, ...]) -> Vocabulary:
     """
     Raises:

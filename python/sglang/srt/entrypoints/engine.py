@@ -15,7 +15,6 @@ from sglang.srt.entrypoints.context import ServerContext
 from sglang.srt.entrypoints.native_answer import NativeAnswers
 from sglang.srt.entrypoints.native_request import UNSUPPORTED, NativeCall, parse_call
 from sglang.srt.entrypoints.prepare import Prepared, StartError, prepare
-from sglang.srt.entrypoints.reasoning_ends import reasoning_mark
 from sglang.srt.entrypoints.server_runtime import ServerRuntime
 from sglang.srt.managers.text_request import Group
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
@@ -121,8 +120,8 @@ class Engine:
         if unknown:
             raise TypeError(f"generate() got unexpected keyword arguments: {', '.join(unknown)}")
         body = {"text": prompt, "input_ids": input_ids, "sampling_params": sampling_params, "rid": rid}
-        mark = reasoning_mark(self._context.args.reasoning_parser)
-        return parse_call({**features, **body, "stream": stream}, mark)
+        parser = self._context.args.reasoning_parser
+        return parse_call({**features, **body, "stream": stream}, parser, self._manager.tokenizer)
 
     def _stream(self, call: NativeCall) -> Iterator[Answer]:
         group = self._wait(self._manager.submit(call.requests))

@@ -22,7 +22,6 @@ from sglang.srt.entrypoints.context import ServerContext
 from sglang.srt.entrypoints.middleware import may_administrate
 from sglang.srt.entrypoints.native_answer import NativeAnswers
 from sglang.srt.entrypoints.native_request import parse_call
-from sglang.srt.entrypoints.reasoning_ends import reasoning_mark
 from sglang.srt.managers.io_struct import ControlReply
 from sglang.srt.managers.text_request import RequestError
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
@@ -44,7 +43,7 @@ def _add_generation(router: APIRouter, context: ServerContext) -> None:
     @router.api_route("/generate", methods=["POST", "PUT"])
     async def generate(request: Request) -> Response:
         try:
-            call = parse_call(await read_json(request), reasoning_mark(context.args.reasoning_parser))
+            call = parse_call(await read_json(request), context.args.reasoning_parser, manager.tokenizer)
             group = await manager.submit(call.requests)
             answers = NativeAnswers(
                 call, context.args.weight_version, context.args.incremental_streaming_output

@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from sglang.srt.entrypoints.reasoning_ends import reasoning_mark, with_thinking
 from sglang.srt.managers.text_request import RequestError, TextRequest
 from sglang.srt.sampling.sampling_params import ReasoningEnd, SamplingParams, SamplingParamsError
+from sglang.srt.utils.text_tokenizer import TextTokenizer
 
 # Known features that are not supported. A value that switches one off is accepted.
 UNSUPPORTED: Final = (
@@ -43,9 +45,8 @@ def refuse_unsupported(body: Mapping[str, Any], names: Sequence[str]) -> None:
         raise RequestError(f"{name} is not supported by this server: leave it out")
 
 
-def parse_call(body: Any, reasoning_end: str) -> NativeCall:
-    """``reasoning_end``: what ends the part that a grammar leaves alone, with ``require_reasoning``.
-
+def parse_call(body: Any, reasoning_parser: str | None, tokenizer: TextTokenizer) -> NativeCall:
+    """
     Raises:
         RequestError: a field is missing, of the wrong type, or not supported.
     """
@@ -57,11 +58,13 @@ def parse_call(body: Any, reasoning_end: str) -> NativeCall:
     rids = _rids(body.get("rid"), len(prompts), is_list)
     stream = _boolean(body, "stream", False)
     log_metrics = _boolean(body, "log_metrics", True)
-    end = ReasoningEnd(reasoning_end) if _boolean(body, "require_reasoning", False) else None
+    mark = reasoning_mark(reasoning_parser)
+    end = ReasoningEnd(mark) if _boolean(body, "require_reasoning", False) else None
     requests = [
         TextRequest(prompt, sampling, rid, stream, log_metrics=log_metrics, reasoning_end=end)
         for prompt, sampling, rid in zip(prompts, samplings, rids, strict=True)
     ]
+    requests = [with_thinking(request, reasoning_parser, tokenizer) for request in requests]
     return NativeCall(requests, is_list, stream, _boolean(body, "return_prompt_token_ids", False))
 
 

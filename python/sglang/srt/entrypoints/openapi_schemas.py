@@ -15,6 +15,7 @@ from sglang.srt.entrypoints.openai.protocol import ChatBody, CompletionBody
 from sglang.srt.sampling.sampling_params import (
     LARGEST_INT,
     LARGEST_NUMBER,
+    MAX_BAD_WORDS,
     MAX_GRAMMAR_LEN,
     MAX_LOGIT_BIASES,
     MAX_STOP_IDS,
@@ -49,6 +50,8 @@ RANGES: Final[dict[str, Schema]] = {
     "repetition_penalty": {"exclusiveMinimum": 0, "maximum": 2},
     "n": {"minimum": 1, "maximum": 128},
     "stream_interval": _COUNT,
+    "thinking_budget": {"minimum": -1, "maximum": LARGEST_INT},
+    "thinking_token_budget": {"minimum": -1, "maximum": LARGEST_INT},
     "speculative_draft_len": _FROM_0,
     "sampling_seed": _SEED,
     "seed": _SEED,
@@ -68,6 +71,8 @@ FORMS: Final[dict[str, Schema]] = {
     "top_k": {"anyOf": [{"const": -1}, {"type": "integer", **_COUNT}]},
     "stop": {"anyOf": [_NAME, {"type": "array", "items": _NAME, "maxItems": MAX_STOPS}]},
     "stop_regex": {"anyOf": [_PATTERN, {"type": "array", "items": _PATTERN, "maxItems": MAX_STOPS}]},
+    "bad_words": {"anyOf": [_NAME, {"type": "array", "items": _NAME, "maxItems": MAX_BAD_WORDS}]},
+    "custom_params": {"type": "object"},
     "stop_token_ids": {
         "type": "array",
         "items": {"type": "integer", **_FROM_0},

@@ -1,15 +1,17 @@
-"""Requests with a grammar: they wait until it is compiled, and their rows get masks in every step."""
+"""Requests with a grammar wait until it is compiled; rows with one, or with rules, get masks in each step."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from sglang.srt.constrained.compiling import Compilation, GrammarCompiler
 from sglang.srt.constrained.constraint import Constraint
-from sglang.srt.constrained.grammar import GrammarSpec
+from sglang.srt.constrained.grammar import GrammarSpec, Matcher
+from sglang.srt.constrained.rules import NoGrammar, make_rules
+from sglang.srt.constrained.vocabulary import Vocabulary, blank_vocabulary
 from sglang.srt.managers.finish import BAD_REQUEST, Finisher, abort_reason
 from sglang.srt.managers.io_struct import FinishReason
 from sglang.srt.managers.planner import PlannedStep
@@ -32,11 +34,20 @@ class _Held:
 
 
 class Grammars:
-    def __init__(self, compiler: GrammarCompiler | None, table: RequestTable, finisher: Finisher) -> None:
+    def __init__(
+        self,
+        compiler: GrammarCompiler | None,
+        table: RequestTable,
+        finisher: Finisher,
+        decode: Callable[[list[int]], str],
+        vocab_size: int,
+    ) -> None:
         """``compiler`` None: --grammar-backend none."""
         self._compiler = compiler
         self._table = table
         self._finisher = finisher
+        self._decode = decode
+        self._blank = blank_vocabulary(vocab_size)
         self._held: list[_Held] = []
 
     @property
@@ -48,6 +59,11 @@ class Grammars:
         return bool(self._held)
 
     # ---- before a request may run
+
+    def add_rules(self, request: Request) -> None:
+        """To a request without a grammar."""
+        if request.rules is not None and request.rules.need_masks:
+            request.constraint = self._constraint(request, NoGrammar(), self._blank)
 
     def enqueue(self, request: Request, spec: GrammarSpec) -> None:
         """The request waits for its grammar, then as all others do."""
@@ -72,15 +88,20 @@ class Grammars:
             elif compilation.compiled is None:
                 still_held.append(held)
             else:
-                request.constraint = Constraint(
-                    compilation.compiled.matcher(),
-                    self._compiler.vocabulary,
-                    request.params.min_new_tokens,
-                    tuple(sorted(request.stop_ids)),
-                    request.reasoning_end,
-                )
+                matcher = compilation.compiled.matcher()
+                request.constraint = self._constraint(request, matcher, self._compiler.vocabulary)
                 self._table.release_held(request)
         self._held = still_held
+
+    def _constraint(self, request: Request, matcher: Matcher, vocabulary: Vocabulary) -> Constraint:
+        return Constraint(
+            matcher,
+            vocabulary,
+            request.params.min_new_tokens,
+            tuple(sorted(request.stop_ids)),
+            request.reasoning_end,
+            make_rules(request.rules, self._decode),
+        )
 
     def wait(self, timeout_s: float) -> None:
         """There is nothing else to do."""
@@ -131,4 +152,6 @@ def held_to_grammar(request: Request, tokens: Sequence[int], hit: StopHit | None
             if hit is not None and count == num_kept:
                 return hit
             return StopHit(count, FinishReason(type="stop", matched=token))
+    if constraint.is_over(request.num_outputs + num_kept):
+        request.constraint = None  # steps of this request alone need no masks any more
     return hit

@@ -8,7 +8,7 @@ from sglang.srt.managers.io_struct import FinishReason, GenerateRequest
 from sglang.srt.managers.request import Request
 from sglang.srt.managers.stop_checker import StopChecker
 from sglang.srt.model_executor.step_plan import ExecutorInfo, SlotSampling
-from sglang.srt.sampling.sampling_params import SamplingParams
+from sglang.srt.sampling.sampling_params import LARGEST_NUMBER
 
 
 class Intake:
@@ -22,7 +22,7 @@ class Intake:
         wanted = message.sampling.max_new_tokens
         max_new_tokens = room if wanted is None else min(wanted, room)
         stop_ids = self._stops.stop_ids(message.sampling)
-        sampling = self._slot_sampling(message.sampling, stop_ids)
+        sampling = self._slot_sampling(message, stop_ids)
         self._num_arrived += 1
         draft_class = self._draft_class(sampling)
         return Request(message, self._num_arrived, max_new_tokens, sampling, frozenset(stop_ids), draft_class)
@@ -66,10 +66,12 @@ class Intake:
             return kind
         return f"{kind}, at most {cap}" if cap else ""
 
-    def _slot_sampling(self, params: SamplingParams, stop_ids: tuple[int, ...]) -> SlotSampling:
+    def _slot_sampling(self, message: GenerateRequest, stop_ids: tuple[int, ...]) -> SlotSampling:
+        params = message.sampling
         suppressed: tuple[int, ...] = ()
-        # With a grammar its masks leave them out, unless nothing else may follow.
-        if params.min_new_tokens > 0 and spec_of(params) is None:
+        is_masked = spec_of(params) is not None or (message.rules is not None and message.rules.need_masks)
+        # Masks leave them out, unless nothing else may follow.
+        if params.min_new_tokens > 0 and not is_masked:
             # A stop id beyond the vocabulary is harmless (upstream's users send them) but has no logit.
             suppressed = tuple(t for t in stop_ids if 0 <= t < self._info.vocab_size)
         return SlotSampling(
@@ -82,7 +84,14 @@ class Intake:
             repetition_penalty=params.repetition_penalty,
             min_new_tokens=params.min_new_tokens,
             suppressed_ids=suppressed,
-            logit_bias=params.logit_bias,
+            logit_bias=_biases(message),
             seed=params.sampling_seed or 0,
             draft_cap=params.speculative_draft_len,
         )
+
+
+def _biases(message: GenerateRequest) -> tuple[tuple[int, float], ...]:
+    """A bad word of one token needs no mask: nothing depends on what was before."""
+    words = () if message.rules is None else message.rules.bad_words
+    banned = {word[0]: -LARGEST_NUMBER for word in words if len(word) == 1}
+    return tuple(sorted({**dict(message.sampling.logit_bias), **banned}.items()))

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from sglang.srt.sampling.sampling_params import ReasoningEnd, SamplingParams
+from sglang.srt.sampling.sampling_params import ChoiceRules, ReasoningEnd, SamplingParams
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=False):
@@ -33,6 +33,7 @@ class GenerateRequest(Message, frozen=True):
     stream: bool
     received_ts: float  # time.time() when the request was read
     reasoning_end: ReasoningEnd | None = None  # where a grammar begins; None: at once
+    rules: ChoiceRules | None = None
 
 
 class AbortRequest(Message, frozen=True):

@@ -61,7 +61,7 @@ class Request:
         "state", "slot", "prefill_len", "pages", "kv_allocated_len", "cache_handle", "num_cache_pages",
         "duplicate_pages", "match_keys", "num_in_flight", "num_choosing", "kv_len_bound", "ids",
         "kv_committed_len", "counters", "finish", "stop_trim", "num_emitted", "max_ids", "grammar",
-        "reasoning_end", "constraint", "received_ts", "stop_patterns",
+        "reasoning_end", "constraint", "received_ts", "stop_patterns", "rules",
     )  # fmt: skip
 
     def __init__(
@@ -88,8 +88,9 @@ class Request:
         self.draft_class = draft_class  # requests that accept drafts alike; "": accepts none
         self.grammar = spec_of(message.sampling)
         self.reasoning_end = message.reasoning_end  # where the grammar begins; None: at once
+        self.rules = message.rules
         # -- grammars.py
-        self.constraint: Constraint | None = None  # how far its text has come in the grammar
+        self.constraint: Constraint | None = None  # how far its text has come in grammar and rules
         # -- admission.py and release.py: what it holds
         self.state = RequestState.WAITING
         self.slot = 0

@@ -104,7 +104,7 @@ class Scheduler:
         self._deadlines = Deadlines(
             self.table, self._finisher, config.waiting_timeout_s, config.running_timeout_s
         )
-        self._grammars = Grammars(grammars, self.table, self._finisher)
+        self._grammars = Grammars(grammars, self.table, self._finisher, decode, info.vocab_size)
         stops = StopChecker(eos_ids, decode)
         self._intake = Intake(info, stops)
         self._planner = self._make_planner(info)
@@ -164,6 +164,7 @@ class Scheduler:
         elif request.grammar is not None:
             self._grammars.enqueue(request, request.grammar)
         else:
+            self._grammars.add_rules(request)
             self.table.enqueue(request)
 
     def _abort(self, message: AbortRequest) -> None:

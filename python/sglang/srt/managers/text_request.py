@@ -31,6 +31,7 @@ class TextRequest:
     log_metrics: bool = True
     call_rid: str | None = None  # of the call, where that has several prompts and an id of its own
     reasoning_end: ReasoningEnd | None = None  # where a grammar begins; None: at once
+    thinking: ReasoningEnd | None = None  # the part that a thinking budget is about
 
 
 @dataclass(frozen=True, slots=True)

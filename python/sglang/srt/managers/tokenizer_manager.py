@@ -31,7 +31,8 @@ from sglang.srt.managers.io_struct import (
 )
 from sglang.srt.managers.text_observers import TextObserver
 from sglang.srt.managers.text_request import Group, RequestError, Sample, TextRequest
-from sglang.srt.sampling.sampling_params import SamplingParams
+from sglang.srt.managers.text_rules import choice_rules
+from sglang.srt.sampling.sampling_params import ChoiceRules, SamplingParams
 from sglang.srt.utils.text_tokenizer import TextTokenizer
 
 _SEED_BITS = 63
@@ -83,11 +84,12 @@ class TokenizerManager:
         await self._resumed.wait()
         self._refuse_if_closing()
         group = Group()
-        new: list[tuple[Sample, SamplingParams]] = []
+        new: list[tuple[Sample, SamplingParams, ChoiceRules | None]] = []
         for request, ids in zip(requests, prompts, strict=True):
-            new += self._expand(request, ids, group)
-        self._check_rids([sample.rid for sample, _ in new])
-        for sample, sampling in new:
+            rules = choice_rules(request, self.tokenizer, self.limits.vocab_size)
+            new += [(*sample, rules) for sample in self._expand(request, ids, group)]
+        self._check_rids([sample.rid for sample, _, _ in new])
+        for sample, sampling, rules in new:
             self._samples[sample.rid] = sample
             group.samples.append(sample)
             self._observer.received(sample)
@@ -100,6 +102,7 @@ class TokenizerManager:
                     asked.stream,
                     sample.created_ts,
                     asked.reasoning_end,
+                    rules,
                 )
             )
         return group

@@ -12,6 +12,7 @@ GREEDY_BELOW = 1e-6
 MAX_STOPS = 32
 MAX_STOP_IDS = 256  # a slot's lists of ids have a fixed size on a GPU, and what one device takes all do
 MAX_LOGIT_BIASES = 1024
+MAX_BAD_WORDS = 256
 MAX_GRAMMAR_LEN = 1 << 20
 LARGEST_INT = 2**31 - 1  # of counts, limits and ids: sums of them still fit in a device's int64
 LARGEST_NUMBER = 1e30  # of what is multiplied, divided and added as float32
@@ -23,6 +24,28 @@ class ReasoningEnd:
 
     text: str
     begin_id: int | None = None  # there is such a part only if the reply begins with this token; None: always
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingLimit:
+    """So many tokens, and then the end, as these ids unless the reply has it already."""
+
+    budget: int
+    end: ReasoningEnd
+    end_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceRules:
+    """What depends on the tokenizer: which tokens may not follow which."""
+
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    thinking: ThinkingLimit | None = None
+
+    @property
+    def need_masks(self) -> bool:
+        """Whether what may follow depends on what came before."""
+        return self.thinking is not None or any(len(word) > 1 for word in self.bad_words)
 
 
 class SamplingParamsError(ValueError):
@@ -51,6 +74,9 @@ class SamplingParams:
     stream_interval: int | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
     sampling_seed: int | None = None
+    bad_words: tuple[str, ...] = ()
+    thinking_budget: int | None = None  # most tokens of the reasoning; None: as many as it takes
+    custom_params: str | None = None  # of the custom logit processor, as JSON
     speculative_draft_len: int | None = None  # most drafts accepted a step; 0: plain choice only
     # What the output must be; at most one of them. Given as text, or (json_schema, structural_tag) as JSON.
     json_schema: str | None = None
@@ -66,6 +92,7 @@ class SamplingParams:
     def from_dict(given: dict[str, Any], defaults: dict[str, Any] | None = None) -> SamplingParams:
         """Parse and check a request's ``sampling_params``; None values mean "not given"."""
         merged = {**(defaults or {}), **{k: v for k, v in given.items() if v is not None}}
+        _one_budget(merged)
         known = {f.name for f in fields(SamplingParams)}
         unknown = sorted(set(merged) - known)
         if unknown:
@@ -77,6 +104,8 @@ class SamplingParams:
             merged["stop"] = _strings("stop", merged["stop"])
         if "stop_regex" in merged:
             merged["stop_regex"] = _strings("stop_regex", merged["stop_regex"])
+        if "bad_words" in merged:
+            merged["bad_words"] = _strings("bad_words", merged["bad_words"])
         if "stop_token_ids" in merged:
             merged["stop_token_ids"] = _ids("stop_token_ids", merged["stop_token_ids"])
         if "logit_bias" in merged:
@@ -124,6 +153,10 @@ class SamplingParams:
         need(len(self.stop) <= MAX_STOPS, f"at most {MAX_STOPS} stop strings, got {len(self.stop)}")
         need(len(self.stop_regex) <= MAX_STOPS, f"at most {MAX_STOPS} stop_regex, got {len(self.stop_regex)}")
         self._check_patterns()
+        given = len(self.bad_words)
+        need(given <= MAX_BAD_WORDS, f"at most {MAX_BAD_WORDS} bad_words, got {given}")
+        budget = self.thinking_budget
+        need(budget is None or budget >= 0, f"thinking_budget must be >= 0 (or -1: no limit), got {budget}")
         need(1 <= self.n <= 128, f"n must be in [1, 128], got {self.n}")
         cap = self.speculative_draft_len
         need(cap is None or cap >= 0, f"speculative_draft_len must be >= 0, got {cap}")
@@ -147,7 +180,7 @@ class SamplingParams:
 
 _INT_FIELDS = {
     "max_new_tokens", "top_k", "min_new_tokens", "n", "stream_interval", "sampling_seed",
-    "speculative_draft_len",
+    "speculative_draft_len", "thinking_budget",
 }  # fmt: skip
 _FLOAT_FIELDS = {
     "temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty",
@@ -175,6 +208,17 @@ def _typed(name: str, value: Any) -> Any:
     return value
 
 
+def _one_budget(merged: dict[str, Any]) -> None:
+    """vLLM's name of the thinking budget, and SGLang's place for it, are others for ours."""
+    custom = merged.get("custom_params")
+    if custom is not None:
+        merged["custom_params"] = _object("custom_params", custom)
+    others = (merged.pop("thinking_token_budget", None), (custom or {}).get("thinking_budget"))
+    given = [budget for budget in (merged.get("thinking_budget"), *others) if budget is not None]
+    if given:
+        merged["thinking_budget"] = None if given[0] == -1 else given[0]
+
+
 def _strings(name: str, value: Any) -> tuple[str, ...]:
     items = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list | tuple) else None
     if items is None or not all(isinstance(s, str) and s for s in items):
@@ -184,6 +228,16 @@ def _strings(name: str, value: Any) -> tuple[str, ...]:
             f"{name} must be Unicode text, without half a surrogate pair, got {value!r}"
         )
     return items
+
+
+def _object(name: str, value: Any) -> str:
+    try:
+        text = json.dumps(value) if isinstance(value, dict) else None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise SamplingParamsError(f"{name} can't be written as JSON: {error}") from error
+    if text is None:
+        raise SamplingParamsError(f"{name} must be an object, got {value!r}")
+    return text
 
 
 def _grammar(name: str, value: Any) -> str:

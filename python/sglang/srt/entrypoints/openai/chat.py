@@ -20,11 +20,11 @@ from sglang.srt.entrypoints.openai.reply_format import (
     forced_calls,
     needs_special_tokens,
     offered_tools,
-    prompt_end,
     reasoning_end,
     reasoning_tokens,
     reply_format,
 )
+from sglang.srt.entrypoints.reasoning_ends import prompt_end, with_thinking
 from sglang.srt.managers.text_request import RequestError, Sample, TextRequest
 from sglang.srt.parser.reply import ReplyFormat
 
@@ -74,7 +74,8 @@ def prepare_chat(body: ChatBody, context: ServerContext) -> tuple[TextRequest, R
     end = prompt_end(text_request.prompt, tokenizer)
     form = reply_format(body, context.args, tools, end)
     where = reasoning_end(body, context.args, end, tokenizer)
-    return replace(text_request, reasoning_end=where), form
+    asked = replace(text_request, reasoning_end=where)
+    return with_thinking(asked, context.args.reasoning_parser, tokenizer, is_known=True), form
 
 
 def chat_request(body: ChatBody, context: ServerContext, tools: list[dict[str, Any]]) -> TextRequest:

@@ -12,6 +12,7 @@ from sglang.srt.entrypoints.answering import EventStream, finished_or_gone, gone
 from sglang.srt.entrypoints.context import ServerContext, new_rid
 from sglang.srt.entrypoints.openai.answers import ending, stream_chunks, usage
 from sglang.srt.entrypoints.openai.protocol import CompletionBody
+from sglang.srt.entrypoints.reasoning_ends import with_thinking
 from sglang.srt.managers.text_request import Delta, RequestError, Sample, TextRequest
 from sglang.srt.utils.text_tokenizer import TextTokenizer
 
@@ -52,8 +53,9 @@ def completion_requests(body: CompletionBody, context: ServerContext, rid: str) 
     most = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     sampling = body.sampling(context.sampling_defaults(), most)
     rids = [rid] if len(prompts) == 1 else [f"{rid}-{i}" for i in range(len(prompts))]
+    parser, tokenizer = context.args.reasoning_parser, context.manager.tokenizer
     return [
-        TextRequest(prompt, sampling, own_rid, body.stream, call_rid=rid)
+        with_thinking(TextRequest(prompt, sampling, own_rid, body.stream, call_rid=rid), parser, tokenizer)
         for prompt, own_rid in zip(prompts, rids, strict=True)
     ]
 

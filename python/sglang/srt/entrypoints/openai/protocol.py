@@ -14,7 +14,7 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 
 _UNSUPPORTED: Final = (
     "top_logprobs", "tools", "functions", "function_call",
-    "lora_path", "session_params", "custom_logit_processor", "custom_params", "extra_key", "cache_salt",
+    "lora_path", "session_params", "custom_logit_processor", "extra_key", "cache_salt",
     "priority", "return_hidden_states", "return_cached_tokens_details", "return_spec_tokens_details",
     "return_meta_info", "return_token_ids", "suffix", "audio", "prediction",
 )  # fmt: skip
@@ -59,6 +59,10 @@ class GenerationBody(BaseModel):
     skip_special_tokens: bool | None = None
     logit_bias: dict[str, Any] | None = None
     seed: int | None = None
+    bad_words: str | Texts | None = None
+    thinking_budget: int | None = None
+    thinking_token_budget: int | None = None
+    custom_params: dict[str, Any] | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     rid: str | None = None
@@ -106,6 +110,10 @@ class GenerationBody(BaseModel):
             "ignore_eos": self.ignore_eos,
             "skip_special_tokens": self.skip_special_tokens,
             "logit_bias": self.logit_bias,
+            "bad_words": self.bad_words if self.bad_words not in ("", []) else None,
+            "thinking_budget": self.thinking_budget,
+            "thinking_token_budget": self.thinking_token_budget,
+            "custom_params": self.custom_params,
             "sampling_seed": self.seed,
             "speculative_draft_len": self.speculative_draft_len,
             "regex": self.regex,

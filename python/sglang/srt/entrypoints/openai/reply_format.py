@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from sglang.srt.constrained.tools import tools_grammar
 from sglang.srt.entrypoints.openai.protocol import ChatBody
@@ -15,8 +15,6 @@ from sglang.srt.parser.reply import ReplyFormat
 from sglang.srt.sampling.sampling_params import ReasoningEnd
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.utils.text_tokenizer import TextTokenizer
-
-_PROMPT_END: Final = 16  # ids that are enough to see how a prompt ends
 
 
 def offered_tools(body: ChatBody) -> list[dict[str, Any]]:
@@ -124,12 +122,6 @@ def reply_format(
         tools=tool_names(tools),
         parallel_calls=body.parallel_tool_calls,
     )
-
-
-def prompt_end(prompt: str | list[int], tokenizer: TextTokenizer) -> str:
-    if isinstance(prompt, str):
-        return prompt
-    return tokenizer.decode(prompt[-_PROMPT_END:], skip_special_tokens=False)
 
 
 def _begun(body: ChatBody) -> str:
