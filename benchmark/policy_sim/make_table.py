@@ -42,7 +42,8 @@ def measured(lines: Sequence[dict[str, Any]], source: str) -> AutoTable:
     start = next((x for x in lines if x["kind"] == "start" and x["info"].get("costs")), None)
     if start is None:
         raise StudyError(f"{source} has no start with step costs: make it with benchmark/h200/auto_study.py")
-    costs = [StepCost(**cost) for cost in start["info"]["costs"]]
+    # Of steps whose rows have the same draft length: the other ones are made of these.
+    costs = [StepCost(**cost) for cost in start["info"]["costs"] if not cost.get("tokens")]
     return AutoTable(
         device=str(start["device"]),
         model="Llama-3.1-8B shape, dummy weights",

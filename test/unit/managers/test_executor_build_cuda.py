@@ -27,6 +27,7 @@ from sglang.srt.managers.executor_build_attention import check_backend
 from sglang.srt.managers.executor_build_models import ExecutorArgsError, load_models
 from sglang.srt.mem_cache.kv_pool import MHAKVPool
 from sglang.srt.mem_cache.mla_pool import MLAKVPool
+from sglang.srt.model_executor import graph_sizes
 from sglang.srt.model_executor.config import max_positions
 from sglang.srt.model_executor.dry_run import small_prefills
 from sglang.srt.model_executor.graph_sizes import GraphSizes
@@ -271,6 +272,45 @@ def test_products_are_timed_for_the_most_rows_of_a_class(
 ) -> None:
     found = build.telling_keys(GraphSizes(sizes, pad=True), spec)
     assert [(key.draft_len, key.rows) for key in found] == keys
+
+
+@pytest.mark.parametrize("family", [pytest.param("qwen3-moe", marks=pytest.mark.long), "gpt-oss"])
+def test_steps_of_rows_with_draft_lengths_of_their_own(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Captured for chains alone, and they put out what a CPU does."""
+    monkeypatch.setattr(graph_sizes, "LEAST_RAGGED_ROWS", 4)
+    changes = {"model_path": str(target_folder(family)), "draft_model_path": str(draft_folder(family))}
+    wanted = arguments((3, 1, 4), spec_rows=((1, None), (3, None)), ragged_steps=True, **changes)
+    for other in (
+        {"ragged_steps": False},
+        {"topk": 2, "num_draft_tokens": 8},
+        {"disable_cuda_graph_padding": True},
+    ):
+        assert not build._may_be_ragged(replace(wanted, **other), load_models(wanted, CPU))
+    executor, graphs = built(wanted)
+    assert [g.ragged for g in graphs] == [
+        (),
+        ((4, 6), (6, 9)),
+        ((4, 8), (4, 10), (4, 12), (6, 12), (6, 15), (6, 18)),
+    ]
+    texts = []
+    for one in (executor, tiny_executor((3, 1, 4), family, dtype="float32", page_size=4, context_length=200)):
+        driver = PlanDriver(one)
+        requests = [driver.add([5, 6, 7, 8 + i]) for i in range(5)]
+        results = []
+        for draft_len, drafts in ((3, (0, 3, 1, 2, 0)), (1, (1, 0, 0, 1, 1)), (3, (3, 3, 0, 0, 3))):
+            results.append(driver.run(driver.plan(requests, draft_len, row_drafts=drafts), requests))
+        texts.append([result.tokens for result in results])
+        if one is executor:
+            assert [result.used_graph for result in results] == [True] * 3
+    assert texts[0] == texts[1]
+
+
+def test_latent_attention_has_no_rows_with_draft_lengths_of_their_own() -> None:
+    args = arguments(None, ragged_steps=True)
+    ordinary = load_models(args, CPU)
+    latent = replace(ordinary.target.config, mla=object())
+    models = SimpleNamespace(target=SimpleNamespace(config=latent), draft_model=None)
+    assert build._may_be_ragged(args, ordinary) and not build._may_be_ragged(args, models)  # type: ignore[arg-type]
 
 
 def test_choices_that_can_not_be_written_are_the_users_error(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from sglang.srt.managers.executor_settings import executor_args
 from sglang.srt.managers.mode_args import auto_controller, check_mode, when_speculative
-from sglang.srt.model_executor.step_plan import ExecutorInfo, SpecShape, StepCost
+from sglang.srt.model_executor.step_plan import ExecutorInfo, GraphSet, SpecShape, StepCost
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.speculative.auto import AutoInput
 from sglang.srt.speculative.auto_table import AutoTable
@@ -64,6 +64,21 @@ def test_costs_are_measured_for_auto_alone(tmp_path: Path) -> None:
         (f"{AUTO} --speculative-auto-table {table}", False),
     ):  # fmt: skip
         assert executor_args(resolved(line)).measure_costs == measures
+
+
+def test_rows_have_draft_lengths_of_their_own_under_auto_alone(tmp_path: Path) -> None:
+    table = CostTable.from_costs([*COSTS, StepCost(3, 8, 0.001, 1e-9, 20)], padded=True)
+    (tmp_path / "own.json").write_text(AutoTable("d", "m", "d", INFO_SPEC, table, {}).to_json())
+    for line, wanted in (
+        ("", False), ("--speculative-bs-schedule 1-:2", False), (AUTO, True),
+        (f"{AUTO} --speculative-auto-table {table_file(tmp_path / 't.json')}", False),
+        (f"{AUTO} --speculative-auto-table {tmp_path / 'own.json'}", True),
+    ):  # fmt: skip
+        assert executor_args(resolved(line, "cuda")).ragged_steps == wanted
+        assert not executor_args(resolved(line)).ragged_steps, "on a CPU there is nothing to capture"
+    graphs = (GraphSet(0, (8,), 0.0, 0), GraphSet(3, (8,), 0.0, 0, ((8, 20),)))
+    told = [auto_controller(resolved(AUTO), replace(INFO, costs=COSTS, graphs=sets)) for sets in ((), graphs)]
+    assert [auto is not None and auto.tells_rows_apart for auto in told] == [False, True]
 
 
 @pytest.mark.parametrize(

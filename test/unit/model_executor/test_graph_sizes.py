@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sglang.srt.model_executor.graph_sizes import (
+    LEAST_RAGGED_ROWS,
+    MOST_RAGGED,
+    RAGGED_SPACING,
     GraphKey,
     GraphSizes,
     default_sizes,
     plain_sizes,
+    ragged_keys,
     spec_sizes,
 )
 from sglang.srt.model_executor.step_plan import SpecShape
@@ -73,3 +79,26 @@ def test_the_largest_are_captured_first() -> None:
     assert chain == [(2, 4), (0, 8), (2, 1), (0, 1)]
     assert [key.rows for key in GraphSizes({0: (1, 2, 4)}, pad=True).capture_order(None)] == [4, 2, 1]
     assert sizes.largest() == [GraphKey(0, 8), GraphKey(2, 4)] and sizes.max_rows == 8
+
+
+@given(num_steps=st.integers(1, 8), most=st.integers(1, 600))
+def test_ragged_keys_are_few_and_of_sizes_that_there_are(num_steps: int, most: int) -> None:
+    sizes = {draft_len: default_sizes(most) for draft_len in range(num_steps + 1)}
+    keys = ragged_keys(sizes)
+    assert len(keys) == len(set(keys)) <= MOST_RAGGED
+    for key in keys:
+        assert key.draft_len > 0 and key.rows >= LEAST_RAGGED_ROWS and key.rows in sizes[key.draft_len]
+        assert key.rows < key.tokens < key.rows * (key.draft_len + 1), "some drafts, and not all"
+    for draft_len in range(1, num_steps + 1):
+        rows = sorted({key.rows for key in keys if key.draft_len == draft_len})
+        assert most < LEAST_RAGGED_ROWS or rows[-1] == most, "the largest is there"
+        assert all(above >= RAGGED_SPACING * below for below, above in zip(rows, rows[1:], strict=False))
+    ragged = GraphSizes(sizes, pad=True, ragged=keys)
+    assert sum(len(ragged.ragged_of(k)) for k in sizes) == len(keys)
+    assert set(keys) <= set(ragged.capture_order(SpecShape(num_steps)))
+
+
+def test_ragged_keys_of_a_usual_server() -> None:
+    keys = ragged_keys({draft_len: default_sizes(256) for draft_len in range(4)})
+    assert len(keys) == 112
+    assert [key.tokens / key.rows for key in keys if key.rows == 64] == [1.5, 1.5, 2.0, 2.5, 2.0, 2.5, 3.0]

@@ -25,9 +25,12 @@ from sglang.srt.model_executor.measure_costs import (
     kv_lens,
     measure,
     measure_costs,
+    measure_ragged,
+    ragged_order,
 )
 from sglang.srt.model_executor.step_plan import GraphSet, StepCost
 from sglang.srt.model_executor.worker import Worker
+from sglang.srt.speculative.cost_table import CostTable
 
 
 class KnownSteps:
@@ -103,6 +106,38 @@ def test_beyond_what_was_timed_steps_grow_as_those_of_another_length() -> None:
     assert [(c.draft_len, c.rows) for c in costs] == [(k, rows) for k in range(4) for rows in (1, 4, 16)]
     for cost in costs:
         assert cost.fixed_s == pytest.approx((1.0 + cost.draft_len) * (1.0 + cost.rows))
+
+
+RAGGED = (
+    GraphSet(0, (64,), 0.0, 0),
+    GraphSet(3, (32, 64), 0.0, 0, ((32, 64), (32, 80), (64, 128), (64, 160))),
+)
+
+
+def test_ragged_steps_are_timed_over_short_rows_and_their_kv_costs_what_it_costs_the_others() -> None:
+    def seconds(key: GraphKey, tokens: int) -> float:
+        return 1.0 + 0.01 * (key.tokens or key.rows * (key.draft_len + 1)) + 1e-5 * tokens
+
+    steps, keys = KnownSteps(seconds), ragged_order(RAGGED)
+    common = measure(captured_order(RAGGED), steps, lambda key: (10, 100), CUDA_EFFORT)
+    costs = measure_ragged(
+        keys, common, steps, lambda key: (10, 100), replace(CUDA_EFFORT, ragged_budget_s=99.0)
+    )
+    assert {(c.draft_len, c.rows, c.tokens) for c in costs} == {(3, *size) for size in RAGGED[1].ragged}
+    for cost in costs:
+        assert cost.fixed_s == pytest.approx(1.0 + 0.01 * cost.tokens)
+        assert cost.per_kv_token_s == pytest.approx(1e-5)
+    assert CostTable.from_costs([*common, *costs], padded=True).ragged == costs
+
+
+def test_ragged_steps_that_time_leaves_out_are_not_made_up() -> None:
+    steps, keys = KnownSteps(lambda key, tokens: 1.0), ragged_order(RAGGED)
+    common = measure(captured_order(RAGGED), steps, lambda key: (10, 100), CUDA_EFFORT)
+    effort = replace(CUDA_EFFORT, ragged_budget_s=2.5)
+    began = steps.now
+    costs = measure_ragged(keys, common, steps, lambda key: (10, 100), effort, lambda: steps.now - began)
+    assert [GraphKey(c.draft_len, c.rows, c.tokens) for c in costs] == keys[:3]
+    assert measure_ragged(keys, [], steps, lambda key: (10, 100), CUDA_EFFORT, steps.clock) == ()
 
 
 def test_a_size_that_no_length_was_timed_at_is_not_made_up() -> None:

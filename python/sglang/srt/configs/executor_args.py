@@ -32,6 +32,7 @@ class ExecutorArgs:
     # Draft lengths of the speculative steps to prepare, and the most rows of each (None: capture_max_bs);
     # (): num_steps alone. Where nothing is captured, steps of every length can be run.
     spec_rows: tuple[tuple[int, int | None], ...] = ()
+    ragged_steps: bool = False  # `auto` may give rows draft lengths of their own: steps for that are captured
     measure_costs: bool = False  # at the start, for ExecutorInfo.costs
     measure_costs_s: float | None = None  # what that may take; None: a few seconds, as a server may
     # The rest is for CUDA.

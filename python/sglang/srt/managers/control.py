@@ -117,6 +117,7 @@ def _graph_state(sets: Sequence[GraphSet]) -> dict[str, Any]:
                 "sizes": list(graphs.sizes),
                 "seconds": round(graphs.seconds, 3),
                 "bytes": graphs.bytes,
+                **({"ragged": [list(size) for size in graphs.ragged]} if graphs.ragged else {}),
             }
             for graphs in sets
         },

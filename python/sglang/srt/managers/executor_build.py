@@ -40,6 +40,7 @@ from sglang.srt.model_executor.measure_costs import (
     captured_order,
     eager_order,
     measure_costs,
+    ragged_order,
 )
 from sglang.srt.model_executor.memory import CPU_CHUNK, OutOfMemoryError, available_bytes, default_chunk
 from sglang.srt.model_executor.slot_state import SlotState
@@ -147,13 +148,17 @@ def _costs(
     on_gpu = config.device.type == "cuda"
     effort = CUDA_EFFORT if on_gpu else CPU_EFFORT
     if args.measure_costs_s is not None:
-        effort = replace(effort, budget_s=args.measure_costs_s, repeats=2 * effort.repeats, patience_s=None)
+        budget_s = args.measure_costs_s
+        effort = replace(
+            effort, budget_s=budget_s, ragged_budget_s=budget_s, repeats=2 * effort.repeats, patience_s=None
+        )
     watch = DeviceStopwatch() if on_gpu else HostStopwatch()
+    ragged = ragged_order(graphs)
     if tp.size == 1:
-        return measure_costs(worker, keys, effort, watch)
+        return measure_costs(worker, keys, effort, watch, ragged=ragged)
     # What is measured decides what is measured next, and ranks must do the same.
     agreed = AgreedStopwatch(watch, tp.first)
-    return measure_costs(worker, keys, effort, agreed, lambda: tp.first(time.perf_counter()))
+    return measure_costs(worker, keys, effort, agreed, lambda: tp.first(time.perf_counter()), ragged)
 
 
 def _draft_lens(config: WorkerConfig, graphs: tuple[GraphSet, ...]) -> tuple[int, ...]:

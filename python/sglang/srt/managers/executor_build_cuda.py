@@ -41,7 +41,7 @@ from sglang.srt.model_executor.agreement import Agreement
 from sglang.srt.model_executor.config import WorkerConfig
 from sglang.srt.model_executor.decode_step import DecodeStep
 from sglang.srt.model_executor.dry_run import largest_prefill, prefill_tokens, small_prefills
-from sglang.srt.model_executor.graph_sizes import GraphKey, GraphSizes, plain_sizes, spec_sizes
+from sglang.srt.model_executor.graph_sizes import GraphKey, GraphSizes, plain_sizes, ragged_keys, spec_sizes
 from sglang.srt.model_executor.memory import BYTES_A_GRAPH, DeviceMemory
 from sglang.srt.model_executor.slot_state import SlotState
 from sglang.srt.model_executor.split_graphs import SplitGraphs, split_sizes
@@ -91,7 +91,7 @@ def build_cuda(
     if not args.disable_cuda_graph:
         plain = plain_sizes(args.max_running_requests, args.cuda_graph_max_bs, args.cuda_graph_bs)
     config = worker_config(args, models, 1, args.max_running_requests if plain is None else plain[-1])
-    sizes = None if plain is None else _graph_sizes(args, config, plain)
+    sizes = None if plain is None else _graph_sizes(args, config, plain, _may_be_ragged(args, models))
     wiring = _Wiring(args, models, config, simulated)
     _wake_library(models)
     choices = _use_kernels(models, args.kernel_choices_file)
@@ -128,11 +128,24 @@ def build_cuda(
     return worker, sets
 
 
-def _graph_sizes(args: ExecutorArgs, config: WorkerConfig, plain: tuple[int, ...]) -> GraphSizes:
+def _may_be_ragged(args: ExecutorArgs, models: LoadedModels) -> bool:
+    """Whether steps whose rows have draft lengths of their own are wanted, and can be: a tree's nodes are
+    verified together, latent attention counts on rows with the same number of queries, and a step that is not
+    padded would seldom have just the tokens of a graph.
+    """
+    shapes = [models.target.config, *([models.draft_model.config] if models.draft_model else [])]
+    is_latent = any(shape.mla is not None for shape in shapes)
+    return args.ragged_steps and args.topk == 1 and not is_latent and not args.disable_cuda_graph_padding
+
+
+def _graph_sizes(
+    args: ExecutorArgs, config: WorkerConfig, plain: tuple[int, ...], may_be_ragged: bool
+) -> GraphSizes:
     sizes = {0: plain}
     for draft_len, rows in spec_rows(args, config.spec, plain[-1]).items():
         sizes[draft_len] = spec_sizes(rows, args.cuda_graph_bs)
-    return GraphSizes(sizes, pad=not args.disable_cuda_graph_padding)
+    ragged = ragged_keys(sizes) if may_be_ragged else ()
+    return GraphSizes(sizes, pad=not args.disable_cuda_graph_padding, ragged=ragged)
 
 
 def _split_graphs(step: DecodeStep, capture: Capture, sizes: GraphSizes, config: WorkerConfig) -> SplitGraphs:
@@ -252,7 +265,8 @@ def telling_keys(sizes: GraphSizes, spec: SpecShape | None) -> list[GraphKey]:
     def rows_of(key: GraphKey) -> set[int]:
         return {key.rows, key.rows * (spec.num_nodes(key.draft_len) if spec else 1)}
 
-    keys = [key for key in reversed(sizes.capture_order(spec)) if key.rows <= MAX_GEMM_ROWS]
+    common = [key for key in reversed(sizes.capture_order(spec)) if not key.tokens]
+    keys = [key for key in common if key.rows <= MAX_GEMM_ROWS]
     small = sorted(rows for rows in set().union(*map(rows_of, keys)) if rows <= MAX_GEMM_ROWS)
     most = {row_class(rows): rows for rows in small}  # of a class the last, its largest
     return [key for key in keys if not rows_of(key).isdisjoint(most.values())]

@@ -7,7 +7,7 @@ from typing import Final
 from sglang.srt.configs.executor_args import ExecutorArgs
 from sglang.srt.configs.grammar_args import NO_BACKEND
 from sglang.srt.configs.speculative_args import AUTO
-from sglang.srt.managers.mode_args import spec_rows
+from sglang.srt.managers.mode_args import may_be_ragged, spec_rows
 from sglang.srt.server_args import ServerArgs
 
 DEFAULT_RUNNING_REQUESTS: Final = 128
@@ -43,6 +43,7 @@ def executor_args(args: ServerArgs) -> ExecutorArgs:
         num_draft_tokens=args.speculative_num_draft_tokens or 0,
         capture_max_bs=capture,
         spec_rows=spec_rows(args) if speculates and args.device == "cuda" else (),
+        ragged_steps=may_be_ragged(args),
         measure_costs=threshold == AUTO and args.speculative_auto_table is None,
         disable_custom_all_reduce=args.disable_custom_all_reduce,
         fuse_all_reduce=args.enable_flashinfer_allreduce_fusion,

@@ -102,6 +102,18 @@ def spec_rows(args: ServerArgs) -> tuple[tuple[int, int | None], ...]:
     return tuple((draft_len, schedule.max_rows_of(draft_len)) for draft_len in schedule.draft_lens)
 
 
+def may_be_ragged(args: ServerArgs) -> bool:
+    """Whether `auto` may give rows draft lengths of their own: on a GPU, for chains, where the costs of such
+    steps are measured or in the table given.
+    """
+    if args.speculative_algorithm is None or args.speculative_disable_bs_threshold != AUTO:
+        return False
+    if args.device != "cuda" or _shape(args).topk > 1:
+        return False
+    file = args.speculative_auto_table
+    return file is None or bool(load_table(file, _shape(args)).table.ragged)
+
+
 def auto_controller(args: ServerArgs, info: ExecutorInfo) -> AutoController | None:
     """What ``auto`` begins with; None where nothing is known of costs: then it can't be chosen.
 
@@ -110,6 +122,7 @@ def auto_controller(args: ServerArgs, info: ExecutorInfo) -> AutoController | No
     """
     if info.spec is None:
         return None
+    num_slots = info.num_slots if info.ragged_sizes else 0
     if args.speculative_auto_table is not None:
         table = load_table(args.speculative_auto_table, info.spec)
         if table.device != info.device_name:
@@ -117,10 +130,11 @@ def auto_controller(args: ServerArgs, info: ExecutorInfo) -> AutoController | No
                 "%s was measured on %s, and this is %s: its step times are corrected as steps are run",
                 args.speculative_auto_table, table.device, info.device_name,
             )  # fmt: skip
-        return AutoController(table.table, info.spec.num_steps, table.acceptance)
+        return AutoController(table.table, info.spec.num_steps, table.acceptance, num_slots=num_slots)
     if not info.costs:
         return None
-    return AutoController(CostTable.from_costs(info.costs, padded=bool(info.graphs)), info.spec.num_steps)
+    costs = CostTable.from_costs(info.costs, padded=bool(info.graphs))
+    return AutoController(costs, info.spec.num_steps, num_slots=num_slots)
 
 
 def when_speculative(args: ServerArgs) -> str:

@@ -9,6 +9,10 @@ from dataclasses import dataclass
 from sglang.srt.model_executor.step_plan import SpecShape
 
 DEFAULT_MAX_ROWS = 256
+LEAST_RAGGED_ROWS = 32  # below, verified tokens are nearly free: nothing is gained by leaving some out
+RAGGED_SPACING = 1.1  # sizes of ragged graphs have at least so many times the rows of the one before
+RAGGED_SHARES = 3  # numbers of verified tokens for each draft length and size
+MOST_RAGGED = 119  # graphs: within a gigabyte at 8 MiB each
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,38 @@ def spec_sizes(max_spec_rows: int, given: Sequence[int] | None) -> tuple[int, ..
     return default_sizes(max_spec_rows) if given is None else sizes_up_to(max_spec_rows, given)
 
 
+def ragged_keys(sizes: Mapping[int, Sequence[int]]) -> tuple[GraphKey, ...]:
+    """Keys whose rows have draft lengths of their own, of sizes that ``sizes`` has, by draft length.
+
+    For each, verified tokens a row in steps of a half from the middle of 1 … draft_len + 1 on: fewer are not
+    worth so many draft forwards. Where there are too many graphs the row sizes are thinned out further.
+    """
+    spacing = RAGGED_SPACING
+    while len(keys := _ragged_keys(sizes, spacing)) > MOST_RAGGED:
+        spacing *= RAGGED_SPACING
+    return keys
+
+
+def _ragged_keys(sizes: Mapping[int, Sequence[int]], spacing: float) -> tuple[GraphKey, ...]:
+    keys = []
+    for draft_len, all_rows in sizes.items():
+        if draft_len == 0:
+            continue
+        halves = range(max(3, draft_len + 1), 2 * draft_len + 2)[:RAGGED_SHARES]
+        for rows in _spaced(all_rows, spacing):
+            keys += [GraphKey(draft_len, rows, half * rows // 2) for half in halves]
+    return tuple(keys)
+
+
+def _spaced(sizes: Sequence[int], spacing: float) -> list[int]:
+    """From the largest down, those that lie far enough apart."""
+    kept: list[int] = []
+    for rows in sorted(sizes, reverse=True):
+        if rows >= LEAST_RAGGED_ROWS and (not kept or rows * spacing <= kept[-1]):
+            kept.append(rows)
+    return kept
+
+
 def spread(total: int, rows: int) -> list[int]:
     """``total`` tokens over ``rows`` rows, as evenly as it goes."""
     return [total // rows + (row < total % rows) for row in range(rows)]
@@ -69,6 +105,10 @@ class GraphSizes:
     @property
     def max_rows(self) -> int:
         return max(sizes[-1] for sizes in self.by_draft_len.values())
+
+    def ragged_of(self, draft_len: int) -> tuple[tuple[int, int], ...]:
+        """(rows, tokens) of the ragged keys, ascending."""
+        return tuple(sorted((key.rows, key.tokens) for key in self.ragged if key.draft_len == draft_len))
 
     def covering(self, draft_len: int, num_rows: int) -> GraphKey | None:
         """The smallest graph for a step; None: the step has to run eagerly."""

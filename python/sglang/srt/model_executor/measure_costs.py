@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, Final, Protocol
 
@@ -18,7 +18,7 @@ import torch
 from tqdm import tqdm
 
 from sglang.srt.model_executor.config import WorkerConfig
-from sglang.srt.model_executor.graph_sizes import GraphKey
+from sglang.srt.model_executor.graph_sizes import GraphKey, spread
 from sglang.srt.model_executor.slot_state import SlotState
 from sglang.srt.model_executor.step_plan import GraphSet, SpecShape, StepCost, StepKind, StepPlan
 from sglang.srt.model_executor.worker import Worker
@@ -38,11 +38,12 @@ class Effort:
     short_len: int  # KV tokens a row
     long_len: int
     most_tokens: int  # of all rows of a step
+    ragged_budget_s: float  # the same for steps whose rows have draft lengths of their own, after the others
     one_token_cost: bool  # KV tokens cost the same in all sizes of a draft length: less noise
 
 
-CPU_EFFORT: Final = Effort(6.0, 2, 0.2, 16, 1024, 4096, one_token_cost=True)
-CUDA_EFFORT: Final = Effort(6.0, 3, None, 128, 8192, 1 << 18, one_token_cost=False)
+CPU_EFFORT: Final = Effort(6.0, 2, 0.2, 16, 1024, 4096, 0.0, one_token_cost=True)
+CUDA_EFFORT: Final = Effort(6.0, 3, None, 128, 8192, 1 << 18, 4.0, one_token_cost=False)
 EAGER_ROWS: Final = (1, 16, 64, 4)  # in the order of what is learned by them
 
 
@@ -144,7 +145,8 @@ class WorkerTimer:
 
     def _run(self, key: GraphKey, kv_len: int) -> tuple[Any, Any]:
         slots = tuple(range(1, key.rows + 1))
-        plan = StepPlan(0, StepKind.DECODE, slots, (kv_len,) * key.rows, key.draft_len)
+        drafts = tuple(spread(key.tokens - key.rows, key.rows)) if key.tokens else ()
+        plan = StepPlan(0, StepKind.DECODE, slots, (kv_len,) * key.rows, key.draft_len, drafts)
         state = self._worker.state
         state.seq_len[1 : key.rows + 1] = kv_len
         # Tokens that differ go to experts that differ, as those of a server do.
@@ -236,6 +238,48 @@ def measure(
     return tuple(found[key] for key in sorted(found, key=lambda key: (key.draft_len, key.rows)))
 
 
+def ragged_order(sets: Sequence[GraphSet]) -> list[GraphKey]:
+    """If time runs out, sizes all over have been measured; all of a size, so that they are compared."""
+    keys = []
+    for graphs in sets:
+        rows = sorted({rows for rows, _ in graphs.ragged})
+        places = {rows[i]: place for place, i in enumerate(bisecting(len(rows)) if rows else ())}
+        keys += [(places[rows], GraphKey(graphs.draft_len, rows, tokens)) for rows, tokens in graphs.ragged]
+    return [key for _, key in sorted(keys, key=lambda entry: (entry[0], entry[1].draft_len, entry[1].tokens))]
+
+
+def measure_ragged(
+    keys: Sequence[GraphKey],
+    common: Sequence[StepCost],
+    timer: StepTimer,
+    lens: Callable[[GraphKey], tuple[int, int]],
+    effort: Effort,
+    clock: Callable[[], float] = time.perf_counter,
+) -> tuple[StepCost, ...]:
+    """Costs of steps whose rows have draft lengths of their own, as many as there is time for.
+
+    Over short rows alone: a KV token costs what it costs in ``common`` steps of that draft length and size,
+    which read the same, and so the two differ by what was measured, whatever the length of the rows is.
+    """
+    began, a_token = clock(), {(cost.draft_len, cost.rows): cost.per_kv_token_s for cost in common}
+    found: list[StepCost] = []
+    bar = tqdm(keys, desc="Timing ragged steps", disable=None)  # None: only on a terminal
+    for key in bar:
+        if clock() - began > effort.ragged_budget_s:
+            bar.close()
+            break
+        bar.set_postfix_str(f"draft_len {key.draft_len}, {key.rows} rows, {key.tokens} tokens")
+        short, per_kv_token_s = lens(key)[0], a_token.get((key.draft_len, key.rows))
+        if per_kv_token_s is None:
+            continue
+        seconds = timer.seconds(key, short)
+        cost = Timed(key, short, short, seconds, seconds).cost(per_kv_token_s)
+        found.append(replace(cost, tokens=key.tokens))
+    if keys:
+        logger.info("ragged steps timed in %.1f s: %d of %d", clock() - began, len(found), len(keys))
+    return tuple(found)
+
+
 def _costs(timed: Sequence[Timed], one_token_cost: bool) -> dict[GraphKey, StepCost]:
     costs = {}
     for one in timed:
@@ -287,6 +331,7 @@ def measure_costs(
     effort: Effort,
     watch: Stopwatch,
     clock: Callable[[], float] = time.perf_counter,
+    ragged: Sequence[GraphKey] = (),
 ) -> tuple[StepCost, ...]:
     """Of a worker without requests; its state is as before when this returns."""
     state, config = worker.state, worker.config
@@ -294,7 +339,9 @@ def measure_costs(
     before = [tensor.clone() for tensor in held]
     timer = WorkerTimer(worker, watch, effort)
     try:
-        return measure(keys, timer, lambda key: kv_lens(config, key, effort), effort, clock)
+        common = measure(keys, timer, lambda key: kv_lens(config, key, effort), effort, clock)
+        own = measure_ragged(ragged, common, timer, lambda key: kv_lens(config, key, effort), effort, clock)
+        return (*common, *own)
     finally:
         for tensor, values in zip(held, before, strict=True):
             tensor.copy_(values)

@@ -171,20 +171,25 @@ class StepGraphs:
         num_bytes = dict.fromkeys(self.sizes.by_draft_len, 0)
         bar = tqdm(order, desc="Capturing CUDA graphs", disable=None)  # None: only on a terminal
         for key in bar:
-            bar.set_postfix_str(f"draft_len {key.draft_len}, {key.rows} rows")
+            verified = f", {key.tokens} tokens" if key.tokens else ""
+            bar.set_postfix_str(f"draft_len {key.draft_len}, {key.rows} rows{verified}")
             began, used = time.perf_counter(), self._capture.used_bytes()
             self.capture_key(key)
             seconds[key.draft_len] += time.perf_counter() - began
             num_bytes[key.draft_len] += self._capture.used_bytes() - used
         sets = tuple(
-            GraphSet(draft_len, sizes, seconds[draft_len], num_bytes[draft_len])
+            GraphSet(
+                draft_len, sizes, seconds[draft_len], num_bytes[draft_len], self.sizes.ragged_of(draft_len)
+            )
             for draft_len, sizes in self.sizes.by_draft_len.items()
         )
         for graphs in sets:
             logger.info(
-                "CUDA graphs, %s: %d (%d to %d rows), %.1f s, %.0f MiB",
+                "CUDA graphs, %s: %d (%d to %d rows)%s, %.1f s, %.0f MiB",
                 f"spec(k={graphs.draft_len})" if graphs.draft_len else "plain",
-                len(graphs.sizes), graphs.sizes[0], graphs.sizes[-1], graphs.seconds, graphs.bytes / 2**20,
+                len(graphs.sizes), graphs.sizes[0], graphs.sizes[-1],
+                f" and {len(graphs.ragged)} ragged" if graphs.ragged else "",
+                graphs.seconds, graphs.bytes / 2**20,
             )  # fmt: skip
         return sets
 
