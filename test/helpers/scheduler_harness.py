@@ -18,6 +18,7 @@ from sglang.srt.managers.io_struct import (
     RequestStats,
     SetStateRequest,
     TokenBatch,
+    TokenReport,
 )
 from sglang.srt.managers.metrics import MetricsSink, NullSink
 from sglang.srt.managers.request import Request
@@ -45,6 +46,7 @@ class Answer:
     stop_trim: str | None = None
     stats: RequestStats | None = None
     num_outputs: int = 0
+    reports: list[TokenReport] = field(default_factory=list)
 
 
 class SchedulerHarness:

@@ -260,6 +260,7 @@ class ScheduleRun:
             answer = self.outcome.answers.setdefault(output.rid, Answer())
             assert answer.finish is None, f"{output.rid} was answered after its end"
             answer.ids += output.new_ids
+            answer.reports += [] if output.report is None else [output.report]
             answer.finish, answer.stop_trim, answer.stats = output.finish, output.stop_trim, output.stats
             if output.finish is not None:
                 self.outcome.retractions += output.stats.num_retractions

@@ -44,6 +44,7 @@ ROWS = {
 SAME_ROW_ALLOWED = {
     ("srt.models", "srt.model_loader"),  # a model takes its tensors from a WeightSource
     ("srt.managers.io_struct", "srt.sampling.sampling_params"),  # a request carries its parameters
+    ("srt.managers.io_struct", "srt.model_executor.step_plan"),  # an output carries what rows have told
     ("srt.server_args", "srt.configs"),
     ("srt.server_args", "srt.server_args_checks"),
     ("srt.server_args_checks", "srt.server_args"),  # its type alone

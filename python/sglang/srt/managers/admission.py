@@ -113,7 +113,11 @@ class PrefillPlanner:
         if request.match_keys is None:
             # All ids but the last, which is always computed: it gives the first choice (and with a
             # drafter it has no pair).
-            request.match_keys = prefix_keys(request.ids, len(request.ids) - 1, self._has_drafter)
+            count = len(request.ids) - 1
+            first_needed = None if request.report is None else request.report.first_needed
+            if first_needed is not None:
+                count = min(count, first_needed)
+            request.match_keys = prefix_keys(request.ids, count, self._has_drafter)
         return self._cache.match(request.match_keys)
 
     def _enter(self, work: PrefillWork, request: Request, match: PrefixMatch, handle: CacheHandle) -> None:

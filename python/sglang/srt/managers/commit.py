@@ -15,7 +15,14 @@ from sglang.srt.managers.request_table import RequestTable
 from sglang.srt.managers.stats import StatsRecorder
 from sglang.srt.managers.stop_checker import StopChecker
 from sglang.srt.managers.toggle_settings import ToggleSettings
-from sglang.srt.model_executor.step_plan import PrefillChunk, SpecShape, StepKind, StepPlan, StepResult
+from sglang.srt.model_executor.step_plan import (
+    PrefillChunk,
+    RowReport,
+    SpecShape,
+    StepKind,
+    StepPlan,
+    StepResult,
+)
 from sglang.srt.speculative.controller import CommittedStep
 
 
@@ -47,8 +54,10 @@ class Committer:
         assert result.step_id == plan.step_id and len(result.tokens) == plan.num_rows == len(result.faults)
         self._stats.step_committed(now, result.device_time_s, result.used_graph)
         tally = DecodeTally(plan.draft_len, self._spec)
+        reports = {report.row: report for report in result.reports}
         # Faults and tokens are the rows': the decode requests' come first.
-        for request, tokens, fault in zip(step.decode_requests, result.tokens, result.faults, strict=False):
+        rows = zip(step.decode_requests, result.tokens, result.faults, strict=False)
+        for row, (request, tokens, fault) in enumerate(rows):
             assert tokens or fault, "a decode row chose nothing"
             request.num_in_flight -= 1
             request.num_choosing -= 1
@@ -56,7 +65,7 @@ class Committer:
                 self._ended_before(request)
                 continue
             if tokens:  # else a fault at once
-                self._commit_decode(request, tokens, plan.draft_len, tally)
+                self._commit_decode(request, tokens, plan.draft_len, tally, reports.get(row))
             if fault:
                 self._end_at_fault(request)
         num_prefilled = 0
@@ -67,7 +76,7 @@ class Committer:
             if request.finish is not None:
                 self._ended_before(request)
                 continue
-            self._commit_chunk(request, chunk, result.tokens[row], now)
+            self._commit_chunk(request, chunk, result.tokens[row], now, reports.get(row))
             if result.faults[row]:
                 self._end_at_fault(request)
             num_prefilled += len(chunk.token_ids)
@@ -95,7 +104,12 @@ class Committer:
             self._finisher.finish(request, abort_reason(message, INTERNAL_ERROR), keep_prefix=False)
 
     def _commit_decode(
-        self, request: Request, tokens: tuple[int, ...], draft_len: int, tally: DecodeTally
+        self,
+        request: Request,
+        tokens: tuple[int, ...],
+        draft_len: int,
+        tally: DecodeTally,
+        report: RowReport | None,
     ) -> None:
         rejected = request.max_accepted(draft_len) + 1 - len(tokens)
         assert rejected >= 0, f"{len(tokens)} tokens, {draft_len} drafts"
@@ -110,23 +124,33 @@ class Committer:
             request.counters.decode_steps_plain += 1
             tally.add_plain(num_kept)
         request.ids += tokens[:num_kept]
+        if report is not None and request.report is not None:
+            request.report.add_decode(report, num_kept)
         if hit is not None:
             self._finisher.finish(request, hit.finish, hit.stop_trim)
         else:
             self._outputs.offer(request)
 
     def _commit_chunk(
-        self, request: Request, chunk: PrefillChunk, tokens: tuple[int, ...], now: float
+        self,
+        request: Request,
+        chunk: PrefillChunk,
+        tokens: tuple[int, ...],
+        now: float,
+        report: RowReport | None,
     ) -> None:
         assert request.kv_committed_len == chunk.start
         request.kv_committed_len += len(chunk.token_ids)
+        assert not tokens or (chunk.is_last and len(tokens) == 1), "only the last chunk chooses a token"
+        hit = held_to_grammar(request, tokens, self._stops.check(request, tokens)) if tokens else None
+        num_kept = hit.num_kept if hit else len(tokens)
+        if report is not None and request.report is not None:
+            request.report.add_chunk(report, num_kept)
         if not tokens:  # not the last chunk, or a fault
             return
-        assert chunk.is_last and len(tokens) == 1, "only the last chunk chooses a token"
-        hit = held_to_grammar(request, tokens, self._stops.check(request, tokens))
         if request.counters.first_token_ts is None:
             request.counters.first_token_ts = now
-        request.ids += tokens[: hit.num_kept] if hit else tokens
+        request.ids += tokens[:num_kept]
         if hit is not None:
             self._finisher.finish(request, hit.finish, hit.stop_trim)
             return

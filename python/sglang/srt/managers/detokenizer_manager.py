@@ -57,7 +57,7 @@ class DetokenizerManager:
         else:
             text = decoder.finish(_shown_ids(output), output.stop_trim)
             del self._decoders[output.rid]
-        return TextOutput(output.rid, text, output.new_ids, output.stats, output.finish)
+        return TextOutput(output.rid, text, output.new_ids, output.stats, output.finish, output.report)
 
 
 def _shown_ids(output: TokenOutput) -> list[int]:

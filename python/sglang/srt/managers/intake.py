@@ -9,12 +9,14 @@ from sglang.srt.managers.request import Request
 from sglang.srt.managers.stop_checker import StopChecker
 from sglang.srt.model_executor.step_plan import ExecutorInfo, SlotSampling
 from sglang.srt.sampling.sampling_params import LARGEST_NUMBER
+from sglang.srt.utils.environment import is_true
 
 
 class Intake:
     def __init__(self, info: ExecutorInfo, stops: StopChecker) -> None:
         self._info = info
         self._stops = stops
+        self._scales_logprobs = not is_true("SGLANG_RETURN_ORIGINAL_LOGPROB")
         self._num_arrived = 0
 
     def make(self, message: GenerateRequest) -> Request:
@@ -25,7 +27,10 @@ class Intake:
         sampling = self._slot_sampling(message, stop_ids)
         self._num_arrived += 1
         draft_class = self._draft_class(sampling)
-        return Request(message, self._num_arrived, max_new_tokens, sampling, frozenset(stop_ids), draft_class)
+        return Request(
+            message, self._num_arrived, max_new_tokens, sampling, frozenset(stop_ids), draft_class,
+            self._scales_logprobs,
+        )  # fmt: skip
 
     def objection(self, message: GenerateRequest) -> FinishReason | None:
         """Figures, so that the user knows what would be accepted."""

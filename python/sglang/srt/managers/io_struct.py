@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from sglang.srt.model_executor.step_plan import Logprobs, Vectors
 from sglang.srt.sampling.sampling_params import ChoiceRules, ReasoningEnd, SamplingParams
 
 
@@ -26,6 +27,16 @@ class Message(msgspec.Struct, frozen=True, tag=True, array_like=False):
 # ---- tokenizer manager -> scheduler -------------------------------------------------------------
 
 
+class RequestWish(msgspec.Struct, frozen=True):
+    """What a request is to tell beside its ids."""
+
+    logprobs: bool = False  # of its own ids …
+    logprob_start: int = -1  # … and of the prompt's behind this one; -1: none of these
+    num_top: int = 0  # also of so many ids that are the likeliest at each place
+    token_ids: tuple[int, ...] | None = None  # and of these
+    hidden_states: str = ""  # "all", or the "last" one
+
+
 class GenerateRequest(Message, frozen=True):
     rid: str
     input_ids: list[int]
@@ -34,6 +45,7 @@ class GenerateRequest(Message, frozen=True):
     received_ts: float  # time.time() when the request was read
     reasoning_end: ReasoningEnd | None = None  # where a grammar begins; None: at once
     rules: ChoiceRules | None = None
+    wish: RequestWish | None = None
 
 
 class AbortRequest(Message, frozen=True):
@@ -101,6 +113,14 @@ class RequestStats(msgspec.Struct, frozen=True, gc=False):
     first_token_ts: float | None = None
 
 
+class TokenReport(msgspec.Struct, frozen=True, gc=False):
+    """What a request wished to know, as far as it is new."""
+
+    prompt: Logprobs
+    chosen: Logprobs  # of the new ids
+    hidden: tuple[Vectors, ...] = ()  # the last one alone takes the place of an earlier one
+
+
 class TokenOutput(msgspec.Struct, frozen=True, gc=False):
     """New ids of one request since its last output (all of them at once if it does not stream)."""
 
@@ -115,6 +135,7 @@ class TokenOutput(msgspec.Struct, frozen=True, gc=False):
     # of the text that may turn out to begin one of them.
     stop: tuple[str, ...] = ()
     no_stop_trim: bool = False  # the id that ended it is part of the text
+    report: TokenReport | None = None
 
 
 class TokenBatch(Message, frozen=True):
@@ -127,6 +148,7 @@ class TextOutput(msgspec.Struct, frozen=True, gc=False):
     new_ids: list[int]
     stats: RequestStats
     finish: FinishReason | None = None
+    report: TokenReport | None = None
 
 
 class TextBatch(Message, frozen=True):

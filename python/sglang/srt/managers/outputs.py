@@ -31,6 +31,7 @@ class OutputQueue:
                 spaces_between_special_tokens=params.spaces_between_special_tokens,
                 stop=() if params.no_stop_trim else params.stop,
                 no_stop_trim=params.no_stop_trim,
+                report=None if request.report is None else request.report.take(),
             )
         )
         request.num_emitted = num_outputs

@@ -11,7 +11,7 @@ from sglang.srt.managers.request import Request
 from sglang.srt.managers.request_table import RequestTable
 from sglang.srt.managers.scheduler_config import SchedulerConfig
 from sglang.srt.managers.toggle_settings import ToggleSettings
-from sglang.srt.model_executor.step_plan import StepKind, StepPlan
+from sglang.srt.model_executor.step_plan import RowWish, StepKind, StepPlan
 from sglang.srt.speculative.schedule import BsSchedule
 from sglang.srt.speculative.toggle import Decision
 
@@ -74,6 +74,7 @@ class Planner:
             admissions=tuple(prefill.admissions),
             page_writes=(*prefill.page_writes, *decode.page_writes),
             masked=_is_masked(decode.requests, prefill),
+            wishes=_wishes(decode.requests, prefill),
         )
         self._next_step_id += 1
         self._note_rows(plan, decode, prefill)
@@ -105,6 +106,17 @@ def _is_masked(decoding: tuple[Request, ...], prefill: PrefillWork) -> bool:
         return True
     rows = zip(prefill.requests, prefill.chunks, strict=True)
     return any(request.constraint is not None and chunk.is_last for request, chunk in rows)
+
+
+def _wishes(decoding: tuple[Request, ...], prefill: PrefillWork) -> tuple[RowWish, ...]:
+    wishes: list[RowWish | None] = [
+        request.report.of_decode(row) for row, request in enumerate(decoding) if request.report is not None
+    ]
+    chunks = zip(prefill.requests, prefill.chunks, strict=True)
+    for row, (request, chunk) in enumerate(chunks, start=len(decoding)):
+        if request.report is not None:
+            wishes.append(request.report.of_chunk(row, chunk))
+    return tuple(wish for wish in wishes if wish is not None)
 
 
 def _kind(prefill: PrefillWork, decode: DecodeWork) -> StepKind:

@@ -15,6 +15,7 @@ import numpy as np
 from sglang.srt.constrained.constraint import Constraint
 from sglang.srt.constrained.grammar import spec_of
 from sglang.srt.managers.io_struct import FinishReason, GenerateRequest, RequestStats
+from sglang.srt.managers.reports import RequestReport
 from sglang.srt.mem_cache.prefix_cache import CacheHandle
 from sglang.srt.model_executor.step_plan import SlotSampling
 from sglang.srt.utils.stop_regex import StopPattern
@@ -61,7 +62,7 @@ class Request:
         "state", "slot", "prefill_len", "pages", "kv_allocated_len", "cache_handle", "num_cache_pages",
         "duplicate_pages", "match_keys", "num_in_flight", "num_choosing", "kv_len_bound", "ids",
         "kv_committed_len", "counters", "finish", "stop_trim", "num_emitted", "max_ids", "grammar",
-        "reasoning_end", "constraint", "received_ts", "stop_patterns", "rules",
+        "reasoning_end", "constraint", "received_ts", "stop_patterns", "rules", "report",
     )  # fmt: skip
 
     def __init__(
@@ -72,6 +73,7 @@ class Request:
         sampling: SlotSampling,
         stop_ids: frozenset[int],
         draft_class: str = "",
+        scales_logprobs: bool = True,
     ) -> None:
         # -- receive (intake.py): never changes
         self.rid = message.rid
@@ -109,6 +111,8 @@ class Request:
         self.ids = list(message.input_ids)
         self.kv_committed_len = 0
         self.counters = RequestCounters()
+        wish, heat = message.wish, sampling.temperature if scales_logprobs else 0.0
+        self.report = None if wish is None else RequestReport(wish, self.prompt_len, heat)
         # -- finish.py
         self.finish: FinishReason | None = None
         self.stop_trim: str | None = None

@@ -11,7 +11,7 @@ exactly that state, whatever its mode.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 PAD_SLOT = 0
@@ -173,6 +173,11 @@ class Logprobs:
     top_ids: tuple[tuple[int, ...], ...] = ()
     named: tuple[tuple[float, ...], ...] = ()  # of the wish's ``token_ids``; () if there are none
 
+    def first(self, count: int) -> Logprobs:
+        if count >= len(self.own):
+            return self
+        return Logprobs(self.own[:count], self.top[:count], self.top_ids[:count], self.named[:count])
+
 
 @dataclass(frozen=True, slots=True)
 class Vectors:
@@ -184,11 +189,17 @@ class Vectors:
 
     @property
     def count(self) -> int:
-        return len(self.data) // self.bytes_each if self.data else 0
+        return len(self.data) // self._bytes_each if self.data else 0
 
     @property
-    def bytes_each(self) -> int:
+    def _bytes_each(self) -> int:
         return self.size * (8 if self.kind == "d" else 4)
+
+    def first(self, count: int) -> Vectors:
+        return replace(self, data=self.data[: count * self._bytes_each])
+
+    def last(self) -> Vectors:
+        return replace(self, data=self.data[-self._bytes_each :])
 
 
 @dataclass(frozen=True, slots=True)

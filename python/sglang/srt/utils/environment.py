@@ -8,6 +8,10 @@ from collections.abc import Mapping
 from sglang.srt.utils.flags import ServerArgsError
 
 
+def is_true(name: str, environ: Mapping[str, str] = os.environ) -> bool:
+    return environ.get(name, "").strip().lower() in ("1", "true", "yes", "y", "on")
+
+
 def seconds_from(name: str, environ: Mapping[str, str] = os.environ) -> float | None:
     """A time limit; unset or not above 0: none.
 
