@@ -46,8 +46,8 @@ def decode_config(
     # ptxas spills to reach an occupancy (32 x 64 on sm_120: 8 bytes at 96 registers; 64 x 128: 2 registers at
     # 72), though 2 programs a SM leave room for 255; 64 rows with a tree's mask take 170 on sm_90, so that a
     # second program of 8 warps finds no room. So many registers are enough, and no more are taken.
-    # 32 x 128 of head size 64 takes 255 at most, which 2 programs of 4 warps have; so do 64 rows of a group of
-    # 12 on sm_120 (8 and 16 bytes at 128), one program of 8 warps.
+    # 32 x 128 of head size 64 takes 255 at most, which 2 programs of 4 warps have. 64 rows on sm_120, one
+    # program of 8 warps, spill 8 and 16 bytes at 128 where a group has 12 heads.
     is_small = block_m == 16 or (block_m == 32 and head_dim <= 64 and not roomy)
     is_wide = (block_m == 32 and head_dim <= 64 and roomy) or (block_m == 64 and not roomy)
     return DecodeConfig(
