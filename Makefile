@@ -14,7 +14,7 @@ DEV := $(VENV)/.installed-dev
 CHECKED := $(wildcard python/sglang benchmark scripts sgl-kernel/python)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model serve demo test test-long test-browser bench-toggle bench-study bench-trace docs format clean distclean
+.PHONY: help setup model serve demo test test-long test-browser fuzz-api bench-toggle bench-study bench-trace docs format clean distclean
 
 help:  ## list the targets
 	@awk -F ':.*## +' '/^[a-z-]+:.*## / {printf "%-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -40,6 +40,10 @@ test-browser: $(DEV) model  ## the live page in headless Chromium; installs what
 	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && apt-get install -y --no-install-recommends chromium; } || \
 	{ echo "no chromium: install it (Debian: apt-get install chromium) and run this again" >&2; exit 1; }
 	$(PY) -m pytest test/registered/test_dashboard.py $(PYTEST_ARGS)
+
+fuzz-api: $(DEV) model  ## schemathesis on the served OpenAPI, 10 minutes; less: make fuzz-api ARGS="--seconds 60"
+	$(PIP) install -r requirements/fuzz.txt
+	@exec $(PY) scripts/fuzz_api.py $(ARGS)
 
 bench-toggle: $(DEV) model  ## plain, speculative and toggled decoding at 1 to 64 streams
 	@exec $(PY) benchmark/spec_toggle/bench_toggle.py $(ARGS)

@@ -28,14 +28,18 @@ def free_port() -> int:
 
 
 @contextmanager
-def running_server(words: Sequence[str], host: str, port: int) -> Iterator[str]:
+def running_server(words: Sequence[str], host: str, port: int, output: int = 2) -> Iterator[str]:
     """The base URL of ``python -m sglang.launch_server WORDS``, once it is healthy.
 
+    ``output``: the descriptor of the file that has what it prints.
+
     Raises:
-        ServerProblem: it did not start; its own messages are on the terminal.
+        ServerProblem: it did not start; its own messages are in ``output``.
     """
     command = [sys.executable, "-m", "sglang.launch_server", *words]
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=2, start_new_session=True)
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+    )
     try:
         url = f"http://{host}:{port}"
         _wait_until_healthy(process, url)
