@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import httpx
+import httpx2
 from helpers.tiny_models import BASE_CONFIG
 from helpers.tiny_tiktoken import write_tiny_kimi
 
@@ -22,6 +22,8 @@ from sglang.srt.managers.text_observers import Observers
 from sglang.srt.managers.tokenizer_manager import Limits, TokenizerManager
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.utils.text_tokenizer import TextTokenizer
+
+T = TypeVar("T")
 
 TEMPLATES = Path(__file__).resolve().parent / "chat_templates"
 URL = "/v1/chat/completions"
@@ -39,13 +41,13 @@ class ChatDesk:
         self.pieces: list[str] = []
         self.finish = FinishReason("stop", matched=7)
         self.sent: list[GenerateRequest] = []
-        self._manager = TokenizerManager(
+        self.manager = TokenizerManager(
             self.tokenizer, Limits(4096, 9999, self.tokenizer.vocab_size), self._take, Observers(), 1
         )
         context = ServerContext(
             args=ServerArgs(served_model_name="m", **args),
             model=ModelConfig.from_folder(folder, None),
-            manager=self._manager,
+            manager=self.manager,
             chat_template=load_chat_template(self.tokenizer, None),
             launch_command="",
             started_ts=time.time(),
@@ -67,18 +69,25 @@ class ChatDesk:
             ids_before += len(ids)
             stats = RequestStats(len(request.input_ids), ids_before, 0)
             finish = self.finish if number == len(pieces) - 1 else None
-            self._manager.receive(TextBatch([TextOutput(request.rid, piece, ids, stats, finish)]))
+            self.manager.receive(TextBatch([TextOutput(request.rid, piece, ids, stats, finish)]))
             await asyncio.sleep(0)
 
-    def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
-        async def ask() -> httpx.Response:
-            transport = httpx.ASGITransport(app=self._app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://desk", timeout=10) as client:
+    def client(self) -> httpx2.AsyncClient:
+        """For the clients of OpenAI and Anthropic; used in a coroutine that ``run`` is given."""
+        transport = httpx2.ASGITransport(app=self._app)
+        return httpx2.AsyncClient(transport=transport, base_url="http://desk", timeout=10)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run(work)
+
+    def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx2.Response:
+        async def ask() -> httpx2.Response:
+            async with self.client() as client:
                 return await client.request(method, path, json=body)
 
-        return asyncio.run(ask())
+        return self.run(ask())
 
-    def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
+    def post(self, path: str, body: dict[str, Any]) -> httpx2.Response:
         return self.ask("POST", path, body)
 
     def chat(self, pieces: Sequence[str], **body: Any) -> dict[str, Any]:

@@ -19,12 +19,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
 from sglang.srt.entrypoints.admin_api import admin_router
-from sglang.srt.entrypoints.answering import error_message, openai_error
+from sglang.srt.entrypoints.answering import error_message
 from sglang.srt.entrypoints.anthropic.api import anthropic_router
 from sglang.srt.entrypoints.body_sends import BodySends
 from sglang.srt.entrypoints.context import ServerContext
 from sglang.srt.entrypoints.dashboard import dashboard_router
 from sglang.srt.entrypoints.drain import Drain
+from sglang.srt.entrypoints.error_shapes import http_error_body
 from sglang.srt.entrypoints.health import generates, health_router
 from sglang.srt.entrypoints.middleware import (
     ApiKeyMiddleware,
@@ -32,6 +33,7 @@ from sglang.srt.entrypoints.middleware import (
     LimitsMiddleware,
     RequestCountMiddleware,
     RootPathMiddleware,
+    route_path,
 )
 from sglang.srt.entrypoints.native_api import native_router
 from sglang.srt.entrypoints.openai.api import openai_router
@@ -40,7 +42,6 @@ from sglang.srt.entrypoints.parse_api import parse_router
 from sglang.srt.entrypoints.prepare import Prepared, StartError
 from sglang.srt.entrypoints.server_runtime import ServerRuntime, metrics_folder
 from sglang.srt.entrypoints.tokenize_api import tokenize_router
-from sglang.srt.managers.text_request import RequestError
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.utils.log import say
 
@@ -97,21 +98,15 @@ async def _invalid_body(_: Request, error: Exception) -> Response:
     return JSONResponse(body, status_code=400)
 
 
-async def _http_error(_: Request, error: Exception) -> Response:
+async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    body = {
-        "object": "error",
-        "message": str(error.detail),
-        "type": str(error.status_code),
-        "param": None,
-        "code": error.status_code,
-    }
+    body = http_error_body(route_path(request.scope), error.status_code, str(error.detail))
     return JSONResponse(body, status_code=error.status_code, headers=error.headers)
 
 
-async def _internal_error(_: Request, error: Exception) -> Response:
+async def _internal_error(request: Request, error: Exception) -> Response:
     message = f"internal error: {type(error).__name__}: {error}"
-    return JSONResponse(openai_error(RequestError(message, 500)), status_code=500)
+    return JSONResponse(http_error_body(route_path(request.scope), 500, message), status_code=500)
 
 
 def listen(host: str, port: int) -> socket.socket:

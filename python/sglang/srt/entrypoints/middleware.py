@@ -12,6 +12,9 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from sglang.srt.entrypoints.error_shapes import http_error_body, own_shape
+from sglang.srt.managers.text_request import RequestError
+
 _OPEN_PREFIXES: Final = ("/health", "/ready", "/ping", "/metrics")  # probes and Prometheus have no key
 _OPEN_PATHS: Final = frozenset({"/dashboard"})  # a page without figures: it asks for them with a key
 _ADMIN_PATHS: Final = frozenset(
@@ -58,12 +61,17 @@ class ApiKeyMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             given = _given_keys(scope)
-            if scope["method"] != "OPTIONS" and not self._keys.opens(_route_path(scope), given):
-                response = JSONResponse({"error": "Unauthorized"}, status_code=401)
-                await response(scope, receive, send)
+            if scope["method"] != "OPTIONS" and not self._keys.opens(route_path(scope), given):
+                await _unauthorized(route_path(scope))(scope, receive, send)
                 return
             scope[_ADMIN] = self._keys.admin is None or self._keys.is_admin(given)
         await self._app(scope, receive, send)
+
+
+def _unauthorized(path: str) -> JSONResponse:
+    shape = own_shape(path)
+    body = {"error": "Unauthorized"} if shape is None else shape(RequestError("Unauthorized", 401))
+    return JSONResponse(body, status_code=401)
 
 
 def _given_keys(scope: Scope) -> frozenset[bytes]:
@@ -73,7 +81,7 @@ def _given_keys(scope: Scope) -> frozenset[bytes]:
     return frozenset(key for key in (*keys, headers.get(b"x-api-key", b"")) if key)
 
 
-def _route_path(scope: Scope) -> str:
+def route_path(scope: Mapping[str, Any]) -> str:
     """As the router sees it: a proxy may or may not have cut off the path that it serves us below."""
     path, root = str(scope["path"]), str(scope.get("root_path", ""))
     return path[len(root) :] if root and path.startswith(f"{root}/") else path
@@ -106,9 +114,8 @@ class LimitsMiddleware:
             return
         declared = dict(scope["headers"]).get(b"content-length", b"")
         if declared.isdigit() and int(declared) > self._max_body:
-            response = JSONResponse(
-                _too_large(self._message), status_code=413, headers={"connection": "close"}
-            )
+            body = http_error_body(route_path(scope), 413, self._message)
+            response = JSONResponse(body, status_code=413, headers={"connection": "close"})
             await response(scope, receive, send)
             return
         size = 0
@@ -127,10 +134,6 @@ class LimitsMiddleware:
             await send(message)
 
         await self._app(scope, counting_receive, sending)
-
-
-def _too_large(message: str) -> dict[str, Any]:
-    return {"object": "error", "message": message, "type": "413", "param": None, "code": 413}
 
 
 class RequestCountMiddleware:

@@ -30,6 +30,7 @@ class Operation:
 
 _STREAMED: Final = (_JSON, _EVENTS)
 _OPENAI: Final = "OpenAIError"
+_EVERYWHERE: Final = ("AnthropicError",)  # also what never reaches a handler
 OPERATIONS: Final[dict[str, Operation]] = {
     "/generate": Operation("Continue a prompt, or several", "GenerateBody", _STREAMED),
     "/abort_request": Operation("End a request, or all", "AbortBody", ()),
@@ -155,6 +156,8 @@ def _responses(known: Operation) -> Iterator[tuple[str, Any]]:
     yield "200", answer
     for status in (*_REFUSALS, *known.statuses):
         shapes = ["Unauthorized"] if status == 401 else sorted({known.error, _OPENAI})
+        if known.error in _EVERYWHERE:
+            shapes = [known.error]
         if status == 401 and known.error == "NativeError":
             shapes.append("NativeError")  # what only some may do
         content: dict[str, Any] = {_JSON: {"schema": {"anyOf": [_ref(shape) for shape in shapes]}}}

@@ -8,24 +8,12 @@ from typing import Any
 
 import msgspec
 
-from sglang.srt.entrypoints.answering import StreamForm, error_message, raise_if_failed
+from sglang.srt.entrypoints.answering import StreamForm, raise_if_failed
+from sglang.srt.entrypoints.error_shapes import anthropic_error
 from sglang.srt.function_call.events import CallArguments, CallStart, Text
 from sglang.srt.managers.text_request import Group, RequestError, Sample
 from sglang.srt.parser.reasoning import Reasoning
 from sglang.srt.parser.reply import ReplyEvent, ReplyFormat, ReplyParser
-
-_KINDS = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    503: "overloaded_error",
-}
-
-
-def anthropic_error(error: RequestError) -> dict[str, Any]:
-    kind = _KINDS.get(error.status_code, "api_error")
-    return {"type": "error", "error": {"type": kind, "message": error_message(error)}}
 
 
 def _encode(event: dict[str, Any]) -> bytes:

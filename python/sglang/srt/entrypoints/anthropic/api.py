@@ -16,9 +16,10 @@ from sglang.srt.entrypoints.answering import (
     gone_response,
     read_json,
 )
-from sglang.srt.entrypoints.anthropic.answers import STREAM_FORM, anthropic_error, events, whole
+from sglang.srt.entrypoints.anthropic.answers import STREAM_FORM, events, whole
 from sglang.srt.entrypoints.anthropic.messages import MessagesBody, PromptBody, chat_body
 from sglang.srt.entrypoints.context import ServerContext
+from sglang.srt.entrypoints.error_shapes import anthropic_error
 from sglang.srt.entrypoints.openai.chat import prepare_chat
 from sglang.srt.managers.text_request import RequestError
 
@@ -57,7 +58,7 @@ async def _read(request: Request, kind: type[Body]) -> Body:
 async def _answer(request: Request, body: MessagesBody, context: ServerContext) -> Response:
     asked, form = prepare_chat(chat_body(body), context)
     group = await context.manager.submit([asked])
-    name, model = f"msg_{asked.rid}", body.model or context.model_name
+    name, model = str(asked.rid), body.model or context.model_name
     if body.stream:
         made = events(name, model, group, form)
         return EventStream(made, context.manager, group, anthropic_error, STREAM_FORM)

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from sglang.srt.entrypoints.context import new_rid
 from sglang.srt.entrypoints.openai.protocol import ChatBody
 from sglang.srt.managers.text_request import RequestError
 
@@ -81,7 +82,8 @@ class MessagesBody(PromptBody):
 
     def chat_fields(self) -> dict[str, Any]:
         own = self.model_dump(include={"max_tokens", "stream", "temperature", "top_p", "top_k", "ignore_eos"})
-        return super().chat_fields() | own | {"stop": self.stop_sequences}
+        # The message's id is the request's, so that /abort_request takes it.
+        return super().chat_fields() | own | {"stop": self.stop_sequences, "rid": f"msg_{new_rid()}"}
 
 
 def chat_body(body: PromptBody) -> ChatBody:
