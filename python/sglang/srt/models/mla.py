@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +27,9 @@ from sglang.srt.model_loader.weight_source import Part, WeightSource
 from sglang.srt.models.decoder import DecoderLayer, DecoderModel, total_bytes
 from sglang.srt.models.dense import take_linear
 from sglang.srt.models.moe import take_mlp
+
+if TYPE_CHECKING:
+    from sgl_kernel.attention.mla.indexing.prepare import KeyNorm, Turn
 
 LATENT_EPS: Final = 1e-6
 """Of the norms of latents, and of an indexer's keys, whatever ``rms_norm_eps`` is: what transformers and
@@ -48,23 +51,40 @@ class Indexer:
         # What decides is not rounded.
         self.norm_weight = source.take(f"{prefix}k_norm.weight", (dim,), wide=True)
         self.norm_bias = source.take(f"{prefix}k_norm.bias", (dim,), wide=True)
-        self.head_weights = source.take(f"{prefix}weights_proj.weight", (index.num_heads, hidden), wide=True)
+        weights = f"{prefix}weights_proj.weight", (index.num_heads, hidden)
+        self.head_weights = Linear(
+            _narrow(source.take(*weights, wide=True), source, *weights), float_output=True
+        )
 
     @property
     def weight_bytes(self) -> int:
-        own = (self.norm_weight, self.norm_bias, self.head_weights)
-        return total_bytes(self.q, self.k) + sum(t.numel() * t.element_size() for t in own)
+        norm = (self.norm_weight, self.norm_bias)
+        return total_bytes(self.q, self.k, self.head_weights) + sum(
+            t.numel() * t.element_size() for t in norm
+        )
+
+    def linears(self) -> list[Linear]:
+        return [self.q, self.k, self.head_weights]
 
     def __call__(self, x: torch.Tensor, q_latent: torch.Tensor, positions: Positions) -> IndexProduct:
         """x: [T, H] normed; q_latent: [T, q_lora_rank] normed."""
-        config, wide = self.config, self.norm_weight.dtype
+        config = self.config
         q = self.q(q_latent).view(len(x), config.num_heads, config.head_dim)
         scale = (config.num_heads * config.head_dim) ** -0.5
-        weights = F.linear(x.to(wide), self.head_weights) * scale
-        return IndexProduct(self._turn(q, positions), self.keys(x, positions), weights, config.top_k)
+        weights = self.head_weights(x.to(self.head_weights.weight.dtype))
+        if _has_kernel(x):
+            from sgl_kernel.attention.mla.indexing.prepare import prepare_index
+
+            k = prepare_index(q, weights, self.k(x), *self._how(positions), scale)
+            return IndexProduct(q, k, weights, config.top_k)
+        return IndexProduct(self._turn(q, positions), self.keys(x, positions), weights * scale, config.top_k)
 
     def keys(self, x: torch.Tensor, positions: Positions) -> torch.Tensor:
         """[T, d], normed and turned: what the cache keeps. x: [T, H] normed."""
+        if _has_kernel(x):
+            from sgl_kernel.attention.mla.indexing.prepare import prepare_keys
+
+            return prepare_keys(self.k(x), *self._how(positions))
         shape, wide = (self.config.head_dim,), self.norm_weight.dtype
         k = F.layer_norm(self.k(x).to(wide), shape, self.norm_weight, self.norm_bias, LATENT_EPS)
         return self._turn(k.to(x.dtype)[:, None], positions)[:, 0]
@@ -72,6 +92,25 @@ class Indexer:
     def _turn(self, x: torch.Tensor, positions: Positions) -> torch.Tensor:
         """x: [T, heads, d], its first ``rope_dim`` dimensions."""
         return positions.angles.rotate(in_halves(x, self.rope_dim) if self.config.interleaved else x)
+
+    def _how(self, positions: Positions) -> tuple[KeyNorm, Turn]:
+        from sgl_kernel.attention.mla.indexing.prepare import KeyNorm, Turn
+
+        angles = positions.angles
+        turn = Turn(angles.cos[:, 0], angles.sin[:, 0], self.config.interleaved)
+        return KeyNorm(self.norm_weight, self.norm_bias, LATENT_EPS), turn
+
+
+def _has_kernel(x: torch.Tensor) -> bool:
+    return x.is_cuda and x.dtype in (torch.bfloat16, torch.float16)
+
+
+def _narrow(wide: torch.Tensor, source: WeightSource, name: str, shape: tuple[int, int]) -> torch.Tensor:
+    """In half precision on a GPU where that changes no number: products of such numbers are exact."""
+    if not wide.is_cuda:
+        return wide
+    rounded = source.take(name, shape)
+    return rounded if torch.equal(rounded.to(wide.dtype), wide) else wide
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +185,7 @@ class LatentAttention:
 
     def linears(self) -> list[Linear]:
         q_down = [] if self.q_down is None else [self.q_down]
-        indexer = [] if self.indexer is None else [self.indexer.q, self.indexer.k]
+        indexer = [] if self.indexer is None else self.indexer.linears()
         return [self.down, *q_down, self.q, self.o, *indexer]
 
     def __call__(

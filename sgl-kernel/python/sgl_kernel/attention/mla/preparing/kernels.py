@@ -11,14 +11,16 @@ from sgl_kernel.common.kernels import begin_dependent
 
 
 @triton.jit
-def _angles(cos, sin, position, half, valid, ROPE: tl.constexpr):
+def angles_of(cos, sin, position, half, valid, ROPE: tl.constexpr):
     """Both halves of cos are the same; the second half of sin is the positive one."""
     at = position * ROPE + half
     return tl.load(cos + at, mask=valid, other=0.0), tl.load(sin + at + ROPE // 2, mask=valid, other=0.0)
 
 
 @triton.jit
-def _turned(source, half, inside, c, s, ROPE: tl.constexpr, INTERLEAVED: tl.constexpr, DT: tl.constexpr):
+def turned_halves(
+    source, half, inside, c, s, ROPE: tl.constexpr, INTERLEAVED: tl.constexpr, DT: tl.constexpr
+):
     """The two halves of what is turned, float32 numbers of DT. source: to the first number."""
     if INTERLEAVED:
         low = tl.load(source + 2 * half, mask=inside, other=0.0).to(tl.float32)
@@ -40,10 +42,10 @@ def _turn_queries(
     head = first + tl.arange(0, HEADS)[:, None]
     valid = half < ROPE // 2
     inside = (head < NQ) & valid
-    c, s = _angles(cos, sin, position, half, valid, ROPE)
+    c, s = angles_of(cos, sin, position, half, valid, ROPE)
     DT: tl.constexpr = q.dtype.element_ty
     source = q + token * q_stride + head * Q_DIM + (Q_DIM - ROPE)
-    low, high = _turned(source, half, inside, c, s, ROPE, INTERLEAVED, DT)
+    low, high = turned_halves(source, half, inside, c, s, ROPE, INTERLEAVED, DT)
     if INTERLEAVED:
         tl.debug_barrier()  # in place, a pair's numbers are where other threads write
     target = q_out + token * out_stride + head * OUT_DIM + (OUT_DIM - ROPE) + half
@@ -85,8 +87,8 @@ def _write_latent(
     w = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
     normed = (x * tl.rsqrt(tl.sum(x * x, 0) / R + eps)).to(DT).to(tl.float32)
     value = (normed * w).to(DT).to(tl.float32)
-    c, s = _angles(cos, sin, position, half, valid, ROPE)
-    low, high = _turned(down + token * down_stride + R, half, valid, c, s, ROPE, INTERLEAVED, DT)
+    c, s = angles_of(cos, sin, position, half, valid, ROPE)
+    low, high = turned_halves(down + token * down_stride + R, half, valid, c, s, ROPE, INTERLEAVED, DT)
     is_broken = (_is_finite(value, inside) & _is_finite(low, valid) & _is_finite(high, valid)) == 0
     slot = tl.load(slots + row).to(tl.int64)
     wanted = slot != pad_slot
