@@ -34,6 +34,7 @@ from sglang.srt.model_executor.in_process_executor import InProcessExecutor
 WRITERS = {
     "llama": write_tiny_llama,
     "mistral": write_tiny_mistral,
+    "mistral-window": partial(write_tiny_mistral, sliding_window=24),
     "qwen2": write_tiny_qwen2,
     "qwen3": write_tiny_qwen3,
     "qwen3-moe": write_tiny_qwen3_moe,

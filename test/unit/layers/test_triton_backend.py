@@ -18,7 +18,7 @@ from sgl_kernel._dispatch import has_triton
 from sgl_kernel.testing.interpret import interpret
 from sglang.srt.configs.rope_config import RopeConfig
 from sglang.srt.layers.attention.base import AttentionBackend, Block, DecodeRows, PrefillRows, ScratchRows
-from sglang.srt.layers.attention.heads import HeadProduct, Positions
+from sglang.srt.layers.attention.heads import HeadProduct, Positions, Scope
 from sglang.srt.layers.attention.torch_native import TorchNativeAttention
 from sglang.srt.layers.attention.triton_backend import TritonAttention
 from sglang.srt.layers.norm import RMSNorm
@@ -33,7 +33,9 @@ NQ = NKV * GROUP
 class Pair:
     """The same random cache under both backends, each with a pool of its own."""
 
-    def __init__(self, seed: int, page_size: int, lens: list[int], dtype: torch.dtype) -> None:
+    def __init__(
+        self, seed: int, page_size: int, lens: list[int], dtype: torch.dtype, window: int | None = None
+    ) -> None:
         self.generator = torch.Generator().manual_seed(seed)
         self.dtype = dtype
         pages = -(-MAX_LEN // page_size)
@@ -44,8 +46,11 @@ class Pair:
         self.pools = pools
         self.backends: tuple[AttentionBackend, AttentionBackend] = (
             TorchNativeAttention(pools[0], table),
-            TritonAttention(pools[1], table, NQ),
+            TritonAttention(pools[1], table, NQ, windows=(None,) if window is None else (3, window)),
         )
+        self.scope = Scope()
+        if window is not None:
+            self.scope = Scope(window, self.draw(NQ, 1)[:, 0, 0].float())
         self.lens = torch.tensor([1, *lens])  # slot 0 is padding
         for slot, length in enumerate(lens, start=1):
             k, v = self.draw(length, NKV), self.draw(length, NKV)
@@ -68,6 +73,7 @@ class Pair:
         num_kv = NKV if write else 0
         qkv = self.draw(num, NQ + 2 * num_kv).flatten(1)
         product = HeadProduct(qkv, NQ, num_kv, Positions(rope, positions), norm if write else None)
+        product = replace(product, scope=self.scope)
         expected, got = (ask(b)(LAYER, replace(product, qkv=qkv.clone())) for b in self.backends)
         assert torch.isfinite(got).all()
         # Our own ops turn in float32, whatever the product's type is.
@@ -127,6 +133,18 @@ def _prefill(pair: Pair, slots: torch.Tensor, cut: int, starts: list[int], lengt
     lens = pair.lens[slots[:cut]]
     decode = DecodeRows(slots[:cut], lens, int(lens.max()), 1)
     pair.check(lambda backend: backend.mixed(decode, chunks), cut + sum(lengths))
+
+
+@settings(max_examples=40, deadline=None)
+@given(worlds, st.sampled_from([1, 2, 7, 60]), st.integers(1, 6), st.booleans())
+def test_windows_and_sinks(world: tuple, window: int, num: int, tree: bool) -> None:  # type: ignore[type-arg]
+    """In trees a window counts the places a node sees; of chunks and decode rows together as apart."""
+    pair = Pair(*world, window=window)
+    _decode(pair, Block.TREE if tree else Block.CAUSAL, num, padding=num % 2)
+    pair = Pair(*world, window=window)
+    slots = pair.slots()
+    starts = [int(pair.lens[slot]) for slot in slots[len(slots) // 2 :]]
+    _prefill(pair, slots, len(slots) // 2, starts, [num * 3] * len(starts))
 
 
 @settings(max_examples=25, deadline=None)

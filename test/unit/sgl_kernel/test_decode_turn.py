@@ -277,7 +277,12 @@ def launch_plan(
 
 
 def launch_of(
-    shape: AttentionShape, view: View, norms: bool, info: DeviceInfo, kv_dtype: torch.dtype = torch.bfloat16
+    shape: AttentionShape,
+    view: View,
+    norms: bool,
+    info: DeviceInfo,
+    kv_dtype: torch.dtype = torch.bfloat16,
+    sinks: torch.Tensor | None = None,
 ) -> tuple[Launch, DecodePlan]:
     cap = view.extra if view.scratch else 0
     plan = launch_plan(shape, view, info, kv_dtype.itemsize, cap)
@@ -294,7 +299,7 @@ def launch_of(
     kv, out = meta(100_000, shape.num_kv_heads, 2, d, dtype=kv_dtype), meta(num_tokens, shape.num_heads, d)
     scale = meta(shape.num_kv_heads, 2, dtype=torch.float32) if kv_dtype.itemsize == 1 else None
     scratch = meta(16, cap, *kv.shape[1:], dtype=kv_dtype) if cap else None
-    return decode_launch(None, kv, out, plan, scale, scratch, turn), plan
+    return decode_launch(None, kv, out, plan, scale, scratch, turn, sinks), plan
 
 
 def views(query_len: int) -> list[View]:
@@ -331,6 +336,19 @@ def test_fits_beside_another_program(shape: AttentionShape, norms: bool, info: D
             assert made.shared <= 101_376
             assert made.programs_per_sm(launch.num_warps) >= max(2, plan.config.programs_per_sm)
             check_order(made)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("info", [H200, RTX_PRO_6000], ids=lambda info: f"sm_{info.arch}")
+@pytest.mark.parametrize("shape", [AttentionShape(64, 8, 64, 1), QWEN3], ids=["gpt_oss", "mistral"])
+def test_windows_and_sinks_fit(shape: AttentionShape, info: DeviceInfo) -> None:
+    for query_len in (1, 4):
+        for view in views(query_len)[: min(query_len, 2)]:
+            sinks = meta(shape.num_heads) if shape.head_dim == 64 else None
+            launch, plan = launch_of(shape, replace(view, window=128), False, info, sinks=sinks)
+            assert can_turn(plan)
+            (made,) = check(launch, archs=(info.arch,))
+            assert made.programs_per_sm(launch.num_warps) >= plan.config.programs_per_sm
 
 
 def check_order(made: Compiled) -> None:

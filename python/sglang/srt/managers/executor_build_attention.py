@@ -22,7 +22,7 @@ from sglang.srt.mem_cache.kv_pool import MHAKVPool
 from sglang.srt.mem_cache.mla_pool import MLAKVPool
 from sglang.srt.mem_cache.pool import CacheShape, KVPool
 from sglang.srt.model_executor.config import WorkerConfig
-from sglang.srt.models.dense import KVShape
+from sglang.srt.models.dense import DenseLayer, KVShape
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,8 @@ def kernel_attention(
     num_heads = model.tp.heads(of_model.num_heads, kv_heads, of_model.path).q.size
     if mla is None:
         assert isinstance(pool, MHAKVPool)
-        return pool, TritonAttention(pool, page_table, num_heads)
+        windows = tuple(dict.fromkeys(of_model.windows)) or (None,)
+        return pool, TritonAttention(pool, page_table, num_heads, windows=windows)
     assert isinstance(pool, MLAKVPool)
     sizes = HeadSizes(num_heads, mla.nope_dim, mla.rope_dim, mla.v_dim, mla.kv_lora_rank)
     if mla.index is not None:
@@ -91,6 +92,9 @@ def prefill_planner(
         return None
     if models.target.config.mla is not None:
         logger.info("attention: latent, by our own kernels in prefill too: FlashInfer is not used")
+        return None
+    if any(isinstance(layer, DenseLayer) and not layer.scope.is_plain for layer in models.target.layers):
+        logger.info("attention: with windows or sinks, by our own kernels in prefill too, not by FlashInfer")
         return None
     logger.info(
         "attention: prefill by FlashInfer %s, which plans with lengths that the host knows exactly; decode"

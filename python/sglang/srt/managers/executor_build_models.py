@@ -108,12 +108,6 @@ def _refuse_on_cuda(config: ModelConfig, choice: DraftChoice | None) -> None:
             f"{config.path}: {config.architecture} has no CUDA kernels here yet (those that have:"
             f" {', '.join(CUDA_ARCHITECTURES)}); use --device cpu"
         )
-    if config.windows:
-        longest = max(window for window in config.windows if window is not None)
-        raise ExecutorArgsError(
-            f"{config.path}: sliding windows have no CUDA kernels here yet; a context that they reach over"
-            f" needs none: use --context-length {longest}, or --device cpu"
-        )
 
 
 def page_budget(

@@ -10,6 +10,7 @@ import torch
 
 from sgl_kernel.attention.prefill.flashinfer import FlashInferPrefill
 from sglang.srt.layers.attention.base import DecodeRows, LayerAttention, PrefillRows, ScratchRows
+from sglang.srt.layers.attention.heads import Scope
 from sglang.srt.layers.attention.triton_backend import PrefillLayers, TritonAttention
 
 
@@ -42,8 +43,9 @@ class FlashInferAttention:
         plan = self._planner.plan(self._own.page_table, rows.slots, rows.starts, rows.query_lens)
 
         def attend(
-            q: torch.Tensor, kv: torch.Tensor, scale: torch.Tensor | None, out: torch.Tensor
+            q: torch.Tensor, kv: torch.Tensor, scale: torch.Tensor | None, scope: Scope, out: torch.Tensor
         ) -> torch.Tensor:
+            assert scope.is_plain, "windows and sinks are our own kernels'"
             assert scale is None, "a pool of one byte a number is not FlashInfer's here"
             return plan.attend(q, kv, out)
 

@@ -7,7 +7,8 @@ and are used again by every step, so a ``LayerAttention`` of decode rows is good
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -34,7 +35,7 @@ from sglang.srt.layers.attention.base import (
     ScratchRows,
     pool_places,
 )
-from sglang.srt.layers.attention.heads import HeadProduct, Positions
+from sglang.srt.layers.attention.heads import HeadProduct, Positions, Scope
 from sglang.srt.mem_cache.kv_pool import MHAKVPool
 from sglang.srt.model_executor.step_plan import PAD_SLOT
 
@@ -58,20 +59,26 @@ class TritonAttention:
         num_heads: int,  # of queries
         kv_scale: torch.Tensor | None = None,  # [layers, nkv, 2] float32, with a pool of float8_e4m3fn
         pdl: bool = False,
+        windows: Sequence[int | None] = (None,),  # those that layers have, None: one that sees all
     ) -> None:
         self.pool = pool
         self.page_table = page_table
         self.page_size = pool.page_size
         self._kv_scale = kv_scale
         self._shape = AttentionShape(num_heads, pool.num_kv_heads, pool.head_dim, pool.page_size)
-        self._workspace = DecodeWorkspace(self._shape, pool.kv.device, pool.kv.element_size(), pdl=pdl)
+        # A plan for each window, every step: so each has buffers of its own.
+        self._workspaces = {
+            window: DecodeWorkspace(self._shape, pool.kv.device, pool.kv.element_size(), pdl=pdl)
+            for window in windows
+        }
         # K and V of tree drafts, [layers, rows, S, nkv, 2, d]
         self._scratch = pool.kv.new_empty((pool.num_layers, 0, 0, *pool.kv.shape[2:]))
         self._outgrown: list[torch.Tensor] = []  # CUDA graphs may hold their addresses
 
     def reserve(self, max_rows: int, max_query_len: int, scratch_places: int = 0) -> None:
         """Allocate for steps of up to this size; needed before a CUDA graph is captured."""
-        self._workspace.reserve(max_rows, max_query_len)
+        for workspace in self._workspaces.values():
+            workspace.reserve(max_rows, max_query_len)
         if scratch_places:
             self._grow_scratch(max_rows, scratch_places)
 
@@ -125,8 +132,8 @@ class TritonAttention:
             write_start=rows.write_start,
         )
         cap = self._scratch.shape[2]
-        plan = plan_decode(self._workspace, rows.slots, rows.base_len, self.page_table, view, cap)
-        return _DecodeLayers(self, plan)
+        plan = plan_decode(self._workspaces[None], rows.slots, rows.base_len, self.page_table, view, cap)
+        return _DecodeLayers(self, {None: plan})
 
     def _decode(self, rows: DecodeRows) -> _DecodeLayers:
         num_queries = rows.query_len
@@ -138,8 +145,13 @@ class TritonAttention:
         else:
             assert rows.tree_mask is not None
             view = View(num_queries, extra=num_queries, mask=rows.tree_mask)
-        plan = plan_decode(self._workspace, rows.slots, rows.base_len, self.page_table, view)
-        return _DecodeLayers(self, plan, None if rows.ragged is None else rows.ragged.lines)
+        plans = {
+            window: plan_decode(
+                workspace, rows.slots, rows.base_len, self.page_table, replace(view, window=window or 0)
+            )
+            for window, workspace in self._workspaces.items()
+        }
+        return _DecodeLayers(self, plans, None if rows.ragged is None else rows.ragged.lines)
 
     def _prefill(self, rows: PrefillRows) -> PrefillLayers:
         plan = plan_prefill(
@@ -152,9 +164,9 @@ class TritonAttention:
         )
 
         def attend(
-            q: torch.Tensor, kv: torch.Tensor, scale: torch.Tensor | None, out: torch.Tensor
+            q: torch.Tensor, kv: torch.Tensor, scale: torch.Tensor | None, scope: Scope, out: torch.Tensor
         ) -> torch.Tensor:
-            return prefill_attention(q, kv, plan, scale, out)
+            return prefill_attention(q, kv, plan, scale, out, window=scope.window or 0, sinks=scope.sinks)
 
         return PrefillLayers(self, plan.token_slots, plan.places, attend)
 
@@ -192,7 +204,6 @@ def _turn(
 
     slots: [T], which rows are padding and write nothing.
     """
-    assert product.scope.is_plain, "no kernel has windows or sinks"
     qkv, num_heads, rope = product.qkv, product.num_heads, product.positions.rope
     rope_cache_write(
         qkv,
@@ -218,15 +229,22 @@ def _norms(product: HeadProduct) -> HeadNorms | None:
 
 def _part(product: HeadProduct, positions: Positions, rows: slice) -> HeadProduct:
     """Some tokens of a product."""
-    return HeadProduct(product.qkv[rows], product.num_heads, product.num_kv_heads, positions, product.norm)
+    return replace(product, qkv=product.qkv[rows], positions=positions)
 
 
 class _DecodeLayers:
-    """Rows of Q queries each by one plan; or of fewer, ``lines`` [T] int64 being row * Q + query of each."""
+    """Rows of Q queries each by one plan for a window; or of fewer, ``lines`` [T] int64 being row * Q + query
+    of each."""
 
-    def __init__(self, backend: TritonAttention, plan: DecodePlan, lines: torch.Tensor | None = None) -> None:
+    def __init__(
+        self,
+        backend: TritonAttention,
+        plans: dict[int | None, DecodePlan],  # by window, of the same rows
+        lines: torch.Tensor | None = None,
+    ) -> None:
         self._backend = backend
-        self._plan = plan
+        self._plans = plans
+        plan = next(iter(plans.values()))
         # None: the attention's own launch turns and writes. Else [T] int64, which rows are padding.
         self._slots: torch.Tensor | None = None
         self._places = plan.places  # [T] int64, where K and V go
@@ -243,7 +261,8 @@ class _DecodeLayers:
 
     def run(self, layer: int, product: HeadProduct, out: torch.Tensor | None) -> torch.Tensor:
         """out: [T, nq, d], made if not given."""
-        backend, view = self._backend, self._plan.view
+        backend, scope, plan = self._backend, product.scope, self._plans[product.scope.window]
+        view = plan.view
         assert view.writes == (product.num_kv_heads > 0), "Block.NONE writes nothing, the others do"
         kv, scale = backend.pool.layer_kv(layer), backend.layer_scale(layer)
         scratch = backend.layer_scratch(layer) if view.scratch else None
@@ -252,14 +271,15 @@ class _DecodeLayers:
             tables = RopeTables(positions.rope.cos, positions.rope.sin)
             pdl = MIN_TURN_PDL_TOKENS <= qkv.shape[0] <= MAX_TURN_PDL_TOKENS
             turn = Turn(qkv, tables, positions.of_tokens, _norms(product), pdl)
-            return decode_attention(None, kv, self._plan, scale, scratch, out, turn)
+            return decode_attention(None, kv, plan, scale, scratch, out, turn, scope.sinks)
         target = kv if scratch is None else scratch.flatten(0, 1)
         q = _turn(product, self._slots, target, self._places, scale)
-        return decode_attention(q, kv, self._plan, scale, scratch, out)
+        return decode_attention(q, kv, plan, scale, scratch, out, sinks=scope.sinks)
 
 
-Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor], torch.Tensor]
-"""q [T, nq, d], a layer's pool, its scale, out [T, nq, d] -> out. The chunks' K and V are in the pool."""
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, Scope, torch.Tensor], torch.Tensor]
+"""q [T, nq, d], a layer's pool, its scale, its scope, out [T, nq, d] -> out. The chunks' K and V are in the
+pool."""
 
 
 class PrefillLayers:
@@ -287,7 +307,7 @@ class PrefillLayers:
         q = _turn(product, self._token_slots, kv, self._places, scale)
         if out is None:
             out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        return self._attend(q, kv, scale, out)
+        return self._attend(q, kv, scale, product.scope, out)
 
 
 class _MixedLayers:
