@@ -119,10 +119,21 @@ class SchedulerHarness:
 
     # ---- talking to it -------------------------------------------------------------------------
 
-    def send(self, ids: Sequence[int], *, stream: bool = False, rid: str = "", **sampling: Any) -> str:
+    def send(
+        self,
+        ids: Sequence[int],
+        *,
+        stream: bool = False,
+        rid: str = "",
+        cache_salt: str = "",
+        priority: int | None = None,
+        **sampling: Any,
+    ) -> str:
         rid = rid or f"r{next(self._names)}"
         params = SamplingParams(**{"sampling_seed": 1, "ignore_eos": True, **sampling})
-        message = GenerateRequest(rid, list(ids), params, stream, received_ts=0.0)
+        message = GenerateRequest(
+            rid, list(ids), params, stream, received_ts=0.0, cache_salt=cache_salt, priority=priority
+        )
         self.sent[rid] = message
         self.scheduler.receive(message)
         return rid

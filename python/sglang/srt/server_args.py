@@ -11,8 +11,9 @@ from typing import Any
 
 from sglang.srt.configs.grammar_args import BACKENDS, check_grammar_flags
 from sglang.srt.configs.graph_args import attention_backend, check_graph_flags
-from sglang.srt.configs.operations_args import LOG_LEVELS, OperationsArgs, check_operations
+from sglang.srt.configs.operations_args import LOG_LEVELS, check_operations
 from sglang.srt.configs.parser_args import REASONING_PARSERS, TOOL_CALL_PARSERS
+from sglang.srt.configs.priority_args import PriorityArgs, check_priority_flags
 from sglang.srt.configs.quant_args import QUANTIZATIONS
 from sglang.srt.configs.speculative_args import Threshold, parse_threshold
 from sglang.srt.server_args_checks import check_parallel, check_ranges, speculative_values
@@ -25,7 +26,7 @@ SECRETS = ("api_key", "admin_api_key")  # fields that are shown to nobody
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerArgs(OperationsArgs):
+class ServerArgs(PriorityArgs):
     """As given by the user; ``resolve`` returns one with the derived values filled in."""
 
     # ---- model
@@ -318,6 +319,7 @@ class ServerArgs(OperationsArgs):
         assert self.model_path is not None
         check_ranges(self)
         check_operations(self)
+        check_priority_flags(self)
         check_grammar_flags(
             self.grammar_backend,
             self.constrained_json_whitespace_pattern,

@@ -162,14 +162,17 @@ class FlatModel:
 @pytest.mark.parametrize("page_size", [1, 2, 4])
 @pytest.mark.parametrize("seed", range(12))
 def test_random_operations_against_the_model(page_size: int, seed: int) -> None:
+    """The model knows no salts: where they differ, so do its ids."""
     rng = random.Random(seed)
+    salts = (b"", b"a", bytes(8 * page_size)) if seed % 2 else (b"",)
     cache, model = RadixCache(page_size), FlatModel(page_size)
     held: list[tuple[CacheHandle, list[int], int]] = []
     next_page = 1
     for _ in range(300):
-        ids = [rng.randrange(3) for _ in range(rng.randrange(1, 10) * rng.choice([1, page_size]))]
+        salt = rng.randrange(len(salts))
+        ids = [10 * salt + rng.randrange(3) for _ in range(rng.randrange(1, 10) * rng.choice([1, page_size]))]
         action = rng.random()
-        match = cache.match(np.array(ids, dtype=np.int64))
+        match = cache.match(np.array(ids, dtype=np.int64) % 10, salts[salt])
         assert match.pages == model.match(ids)
         if action < 0.5:
             handle = cache.lock(match)
@@ -177,11 +180,13 @@ def test_random_operations_against_the_model(page_size: int, seed: int) -> None:
             held.append((handle, ids, len(match.pages)))
         elif action < 0.7 and held:
             handle, ids, num_pages = held.pop(rng.randrange(len(held)))
-            ids = ids[: num_pages * page_size] + [rng.randrange(3) for _ in range(2 * page_size)]
+            salt = ids[0] // 10
+            ids = ids[: num_pages * page_size] + [10 * salt + rng.randrange(3) for _ in range(2 * page_size)]
             count = len(ids) // page_size
             pages = list(range(next_page, next_page + count))
             next_page += count
-            insertion = cache.insert(np.array(ids[: count * page_size], dtype=np.int64), pages, handle)
+            keys_ = np.array(ids[: count * page_size], dtype=np.int64) % 10
+            insertion = cache.insert(keys_, pages, handle, salts[salt])
             assert insertion.first_adopted == model.insert(ids[: count * page_size], pages)
             model.lock(ids, count, 1)
             model.lock(ids, num_pages, -1)

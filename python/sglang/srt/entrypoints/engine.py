@@ -15,6 +15,7 @@ from sglang.srt.entrypoints.context import ServerContext
 from sglang.srt.entrypoints.native_answer import NativeAnswers
 from sglang.srt.entrypoints.native_request import UNSUPPORTED, NativeCall, parse_call
 from sglang.srt.entrypoints.prepare import Prepared, StartError, prepare
+from sglang.srt.entrypoints.scheduling_fields import SCHEDULING_FIELDS
 from sglang.srt.entrypoints.server_runtime import ServerRuntime
 from sglang.srt.managers.text_request import Group
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
@@ -27,7 +28,14 @@ T = TypeVar("T")
 _GONE: Final = "the caller does not want it any more"
 _END: Final = object()
 _FEATURES: Final = frozenset(
-    {*UNSUPPORTED, "logprob_start_len", "return_prompt_token_ids", "log_metrics", "require_reasoning"}
+    {
+        *UNSUPPORTED,
+        *SCHEDULING_FIELDS,
+        "logprob_start_len",
+        "return_prompt_token_ids",
+        "log_metrics",
+        "require_reasoning",
+    }
 )
 
 Answer = dict[str, Any]

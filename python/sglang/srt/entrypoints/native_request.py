@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from sglang.srt.entrypoints.reasoning_ends import reasoning_mark, with_thinking
+from sglang.srt.entrypoints.scheduling_fields import scheduled
 from sglang.srt.managers.text_request import RequestError, TextRequest
 from sglang.srt.sampling.sampling_params import ReasoningEnd, SamplingParams, SamplingParamsError
 from sglang.srt.utils.text_tokenizer import TextTokenizer
@@ -15,7 +16,7 @@ from sglang.srt.utils.text_tokenizer import TextTokenizer
 UNSUPPORTED: Final = (
     "input_embeds", "image_data", "video_data", "audio_data", "return_logprob", "top_logprobs_num",
     "token_ids_logprob", "return_text_in_logprobs", "return_hidden_states", "lora_path", "session_params",
-    "session_id", "custom_logit_processor", "priority", "extra_key", "cache_salt", "routed_dp_rank",
+    "session_id", "custom_logit_processor", "routed_dp_rank",
     "bootstrap_host", "bootstrap_port", "bootstrap_room", "return_routed_experts", "return_sampling_mask",
     "custom_labels",
 )  # fmt: skip
@@ -64,6 +65,7 @@ def parse_call(body: Any, reasoning_parser: str | None, tokenizer: TextTokenizer
         TextRequest(prompt, sampling, rid, stream, log_metrics=log_metrics, reasoning_end=end)
         for prompt, sampling, rid in zip(prompts, samplings, rids, strict=True)
     ]
+    requests = scheduled(requests, body)
     requests = [with_thinking(request, reasoning_parser, tokenizer) for request in requests]
     return NativeCall(requests, is_list, stream, _boolean(body, "return_prompt_token_ids", False))
 

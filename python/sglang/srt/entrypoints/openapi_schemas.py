@@ -52,6 +52,7 @@ RANGES: Final[dict[str, Schema]] = {
     "stream_interval": _COUNT,
     "thinking_budget": {"minimum": -1, "maximum": LARGEST_INT},
     "thinking_token_budget": {"minimum": -1, "maximum": LARGEST_INT},
+    "priority": {"minimum": -LARGEST_INT, "maximum": LARGEST_INT},
     "speculative_draft_len": _FROM_0,
     "sampling_seed": _SEED,
     "seed": _SEED,
@@ -68,6 +69,8 @@ _BIASES: Final = {
 _TEXT_GRAMMAR: Final = {"type": "string", "maxLength": MAX_GRAMMAR_LEN}
 _JSON_GRAMMAR: Final = {"anyOf": [_TEXT_GRAMMAR, {"type": "object"}]}
 FORMS: Final[dict[str, Schema]] = {
+    "cache_salt": {"type": "string", "maxLength": 1024},
+    "extra_key": {"type": "string", "maxLength": 1024},
     "top_k": {"anyOf": [{"const": -1}, {"type": "integer", **_COUNT}]},
     "stop": {"anyOf": [_NAME, {"type": "array", "items": _NAME, "maxItems": MAX_STOPS}]},
     "stop_regex": {"anyOf": [_PATTERN, {"type": "array", "items": _PATTERN, "maxItems": MAX_STOPS}]},
@@ -88,6 +91,7 @@ FORMS: Final[dict[str, Schema]] = {
 _TOKEN: Final = {"type": "integer", "minimum": 0}
 _TOKENS: Final = {"type": "array", "items": _TOKEN, "minItems": 1}
 _TEXT: Final = {"type": "string"}
+_SALT: Final = {"type": "string", "maxLength": 1024}
 _TEXTS: Final = {"type": "array", "items": _TEXT, "minItems": 1}
 _BOOL: Final = {"type": "boolean"}
 _PART: Final = {
@@ -154,6 +158,9 @@ _GENERATE: Final = _object(
     input_ids=_several(_TOKENS),
     sampling_params=_several({"$ref": REF.format(model="SamplingParams")}),
     rid=_several(_TEXT),
+    priority=_several({"type": "integer", "minimum": -LARGEST_INT, "maximum": LARGEST_INT}),
+    cache_salt=_several(_SALT),
+    extra_key=_several(_SALT),
     stream=_BOOL,
     log_metrics=_BOOL,
     require_reasoning=_BOOL,

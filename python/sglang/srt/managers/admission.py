@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sglang.srt.managers.finish import Finisher, pool_is_full
@@ -109,6 +110,20 @@ class PrefillPlanner:
         self._enter(work, request, match, handle)
         return True
 
+    def has_room(self, request: Request, leaving: Sequence[Request] = ()) -> bool:
+        """Whether it could be admitted, if these running requests gave back what they hold."""
+        staying = [other for other in self._table.running() if other not in leaving]
+        if len(staying) >= self._config.max_running_requests or not self._slots.num_free + len(leaving):
+            return False
+        match = self._match(request)
+        handle = self._cache.lock(match)
+        room = self._budget.num_available + sum(len(other.pages) for other in leaving)
+        self._cache.unlock(handle)
+        num_pages = self._budget.pages_for(len(request.ids)) - len(match.pages)
+        if staying:
+            num_pages += sum(self._decode_reserve(other) for other in (*staying, request))
+        return num_pages <= room
+
     def _match(self, request: Request) -> PrefixMatch:
         if request.match_keys is None:
             # All ids but the last, which is always computed: it gives the first choice (and with a
@@ -118,7 +133,7 @@ class PrefillPlanner:
             if first_needed is not None:
                 count = min(count, first_needed)
             request.match_keys = prefix_keys(request.ids, count, self._has_drafter)
-        return self._cache.match(request.match_keys)
+        return self._cache.match(request.match_keys, request.salt)
 
     def _enter(self, work: PrefillWork, request: Request, match: PrefixMatch, handle: CacheHandle) -> None:
         page_size = self._budget.page_size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sglang.srt.configs.priority_args import PriorityRules
 from sglang.srt.constrained.grammar import spec_of
 from sglang.srt.managers.finish import BAD_REQUEST, abort_reason
 from sglang.srt.managers.io_struct import FinishReason, GenerateRequest
@@ -11,10 +12,21 @@ from sglang.srt.model_executor.step_plan import ExecutorInfo, SlotSampling
 from sglang.srt.sampling.sampling_params import LARGEST_NUMBER
 from sglang.srt.utils.environment import is_true
 
+NO_PRIORITIES = "this server has no priorities (--enable-priority-scheduling): send the request without one"
+
 
 class Intake:
-    def __init__(self, info: ExecutorInfo, stops: StopChecker) -> None:
+    def __init__(
+        self,
+        info: ExecutorInfo,
+        stops: StopChecker,
+        priorities: PriorityRules | None = None,
+        refuse_priorities: bool = False,
+    ) -> None:
+        """``priorities`` None: they have no effect, or are refused."""
         self._info = info
+        self._priorities = priorities
+        self._refuse_priorities = refuse_priorities
         self._stops = stops
         self._scales_logprobs = not is_true("SGLANG_RETURN_ORIGINAL_LOGPROB")
         self._num_arrived = 0
@@ -29,7 +41,7 @@ class Intake:
         draft_class = self._draft_class(sampling)
         return Request(
             message, self._num_arrived, max_new_tokens, sampling, frozenset(stop_ids), draft_class,
-            self._scales_logprobs,
+            self._scales_logprobs, 0 if self._priorities is None else self._priorities.rank(message.priority),
         )  # fmt: skip
 
     def objection(self, message: GenerateRequest) -> FinishReason | None:
@@ -55,6 +67,8 @@ class Intake:
                 f"the prompt has token ids outside 0 … {info.vocab_size - 1} (from {min(ids)} to {max(ids)})",
                 BAD_REQUEST,
             )
+        if self._refuse_priorities and message.priority is not None:
+            return abort_reason(NO_PRIORITIES, BAD_REQUEST)
         biased = [token for token, _ in message.sampling.logit_bias]
         if biased and not 0 <= min(biased) <= max(biased) < info.vocab_size:
             return abort_reason(

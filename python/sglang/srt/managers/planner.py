@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from sglang.srt.configs.speculative_args import Threshold
 from sglang.srt.managers.admission import PrefillPlanner, PrefillWork
 from sglang.srt.managers.decode_planner import Blocked, DecodePlanner, DecodeWork
+from sglang.srt.managers.preemption import Preemptor
 from sglang.srt.managers.request import Request
 from sglang.srt.managers.request_table import RequestTable
 from sglang.srt.managers.scheduler_config import SchedulerConfig
@@ -38,17 +39,21 @@ class Planner:
         table: RequestTable,
         prefill: PrefillPlanner,
         decode: DecodePlanner,
+        preemptor: Preemptor,
         config: SchedulerConfig,
         settings: ToggleSettings,
     ) -> None:
         self._table = table
         self._prefill = prefill
         self._decode = decode
+        self._preemptor = preemptor
         self._config = config
         self._settings = settings
         self._next_step_id = 0
 
     def plan(self, step_in_flight: bool) -> PlannedStep | Blocked:
+        if not self._preemptor.make_way(step_in_flight):
+            return Blocked.COMMIT_FIRST
         prefill = self._prefill.plan(self._prefill_tokens())
         if not prefill.chunks:
             decode = self._decode.plan(step_in_flight)

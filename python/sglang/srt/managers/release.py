@@ -28,7 +28,7 @@ class Releaser:
             return
         assert request.cache_handle is not None
         keys = prefix_keys(request.ids, num_pages * self._budget.page_size, self._has_drafter)
-        insertion = self._cache.insert(keys, request.pages[:num_pages], request.cache_handle)
+        insertion = self._cache.insert(keys, request.pages[:num_pages], request.cache_handle, request.salt)
         request.cache_handle = insertion.handle
         request.duplicate_pages += request.pages[request.num_cache_pages : insertion.first_adopted]
         request.num_cache_pages = max(request.num_cache_pages, insertion.end_adopted)

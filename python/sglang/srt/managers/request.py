@@ -62,7 +62,7 @@ class Request:
         "state", "slot", "prefill_len", "pages", "kv_allocated_len", "cache_handle", "num_cache_pages",
         "duplicate_pages", "match_keys", "num_in_flight", "num_choosing", "kv_len_bound", "ids",
         "kv_committed_len", "counters", "finish", "stop_trim", "num_emitted", "max_ids", "grammar",
-        "reasoning_end", "constraint", "received_ts", "stop_patterns", "rules", "report",
+        "reasoning_end", "constraint", "received_ts", "stop_patterns", "rules", "salt", "priority", "report",
     )  # fmt: skip
 
     def __init__(
@@ -74,6 +74,7 @@ class Request:
         stop_ids: frozenset[int],
         draft_class: str = "",
         scales_logprobs: bool = True,
+        priority: int = 0,
     ) -> None:
         # -- receive (intake.py): never changes
         self.rid = message.rid
@@ -91,6 +92,8 @@ class Request:
         self.grammar = spec_of(message.sampling)
         self.reasoning_end = message.reasoning_end  # where the grammar begins; None: at once
         self.rules = message.rules
+        self.salt = message.cache_salt.encode()  # of its pages in the prefix cache
+        self.priority = priority  # higher ones go first
         # -- grammars.py
         self.constraint: Constraint | None = None  # how far its text has come in grammar and rules
         # -- admission.py and release.py: what it holds

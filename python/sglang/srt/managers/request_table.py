@@ -5,13 +5,15 @@ A finished request is in none of them, though a step in flight may still hold it
 
 from __future__ import annotations
 
+import bisect
 from collections import deque
 
 from sglang.srt.managers.request import Request, RequestState
 
 
 class RequestTable:
-    def __init__(self) -> None:
+    def __init__(self, by_priority: bool = False) -> None:
+        self._by_priority = by_priority  # of those that wait; else in the order in which they came
         self.held: dict[str, Request] = {}  # by rid: their grammars are being compiled
         self.waiting: deque[Request] = deque()
         self.prefilling: dict[str, Request] = {}  # by rid, in order of admission
@@ -42,7 +44,7 @@ class RequestTable:
     def enqueue(self, request: Request) -> None:
         assert request.rid not in self._by_rid
         self._by_rid[request.rid] = request
-        self.waiting.append(request)
+        self._wait(request)
 
     def hold(self, request: Request) -> None:
         """In the table, and not waiting to run yet."""
@@ -54,7 +56,7 @@ class RequestTable:
     def release_held(self, request: Request) -> None:
         self._leave(request)
         request.state = RequestState.WAITING
-        self.waiting.append(request)
+        self._wait(request)
 
     def admit_front(self) -> Request:
         request = self.waiting.popleft()
@@ -74,10 +76,18 @@ class RequestTable:
         del self._by_rid[request.rid]
         request.state = RequestState.FINISHED
 
+    def _wait(self, request: Request, first: bool = False) -> None:
+        if self._by_priority:  # one that comes back came before those of its priority
+            bisect.insort(self.waiting, request, key=lambda r: (-r.priority, r.arrival))
+        elif first:
+            self.waiting.appendleft(request)
+        else:
+            self.waiting.append(request)
+
     def _enter(self, request: Request, state: RequestState) -> None:
         request.state = state
         if state is RequestState.WAITING:
-            self.waiting.appendleft(request)
+            self._wait(request, first=True)
         elif state is RequestState.PREFILL:
             self.prefilling[request.rid] = request
         else:

@@ -36,20 +36,21 @@ class Retractor:
         if len(running) == 1 and not running[0].duplicate_pages:
             self._finisher.finish(running[0], pool_is_full(running[0], self._budget.token_capacity))
             return
-        self._retract(min(running, key=_loss))
+        self.retract(min(running, key=_loss))
 
     def retract_all(self) -> None:
         """No step is in flight. They come back in the order in which they came."""
         for request in sorted(self._table.running(), key=lambda r: r.arrival, reverse=True):
-            self._retract(request)
+            self.retract(request)
 
-    def _retract(self, victim: Request) -> None:
+    def retract(self, victim: Request) -> None:
+        """No step is in flight."""
         self._table.requeue_front(victim)
         victim.counters.num_retractions += 1
         self._stats.retracted(victim.prompt_len, victim.num_outputs)
         self._releaser.release(victim, keep_prefix=True)
 
 
-def _loss(request: Request) -> tuple[int, int, int]:
-    """As upstream's ``length`` policy: fewest outputs first, then the longest prompt, then the latest."""
-    return (request.num_outputs, -request.prompt_len, -request.arrival)
+def _loss(request: Request) -> tuple[int, int, int, int]:
+    """The lowest priority; then as upstream's ``length`` policy: fewest outputs, longest prompt, latest."""
+    return (request.priority, request.num_outputs, -request.prompt_len, -request.arrival)

@@ -34,6 +34,7 @@ from sglang.srt.managers.metrics import EngineConstants, MetricsSink
 from sglang.srt.managers.outputs import OutputQueue
 from sglang.srt.managers.page_budget import PageBudget
 from sglang.srt.managers.planner import PlannedStep, Planner
+from sglang.srt.managers.preemption import Preemptor
 from sglang.srt.managers.release import Releaser
 from sglang.srt.managers.request_table import RequestTable
 from sglang.srt.managers.retraction import Retractor
@@ -91,7 +92,7 @@ class Scheduler:
         self.cache = cache
         self.pages = PageAllocator(info.num_pages)
         self.slots = SlotAllocator(info.num_slots)
-        self.table = RequestTable()
+        self.table = RequestTable(by_priority=config.priorities is not None)
         self._budget = PageBudget(self.pages, cache, info.page_size)
         self._settings = ToggleSettings(info, policy, auto)
         self._settings.begin(config.speculative_disable_bs_threshold, config.speculative_bs_schedule)
@@ -106,7 +107,7 @@ class Scheduler:
         )
         self._grammars = Grammars(grammars, self.table, self._finisher, decode, info.vocab_size)
         stops = StopChecker(eos_ids, decode)
-        self._intake = Intake(info, stops)
+        self._intake = Intake(info, stops, config.priorities, config.refuse_priorities)
         self._planner = self._make_planner(info)
         self._committer = Committer(
             self.table, self._budget, self._releaser, self._finisher, self._outputs, stops, self._stats,
@@ -126,7 +127,10 @@ class Scheduler:
         )  # fmt: skip
         self._retractor = Retractor(self.table, self._budget, self._releaser, self._finisher, self._stats)
         decode = DecodePlanner(self.table, self._budget, self._retractor, self._settings, info.spec)
-        return Planner(self.table, prefill, decode, self._config, self._settings)
+        priorities = self._config.priorities
+        threshold = None if priorities is None else priorities.preemption_threshold
+        preemptor = Preemptor(self.table, prefill, self._retractor, threshold)
+        return Planner(self.table, prefill, decode, preemptor, self._config, self._settings)
 
     # ---- receive -------------------------------------------------------------------------------
 

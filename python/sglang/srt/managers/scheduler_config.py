@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sglang.srt.configs.priority_args import PriorityRules
 from sglang.srt.configs.speculative_args import Threshold
 
 
@@ -21,6 +22,8 @@ class SchedulerConfig:
     speculative_bs_schedule: str | None = None  # given: instead of the threshold
     waiting_timeout_s: float | None = None  # None: however long it takes
     running_timeout_s: float | None = None
+    priorities: PriorityRules | None = None  # None: first come, first served
+    refuse_priorities: bool = False
     decode_reserve_tokens: int = 64  # room left for each running request when another is admitted
 
     def __post_init__(self) -> None:

@@ -16,6 +16,7 @@ import zmq
 from sglang.srt.configs.grammar_args import NO_BACKEND
 from sglang.srt.configs.metrics_args import parse_labels
 from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.configs.priority_args import priority_rules
 from sglang.srt.constrained.backends import backend_maker
 from sglang.srt.constrained.compiling import GrammarCompiler
 from sglang.srt.constrained.grammar import JsonOptions
@@ -66,6 +67,8 @@ def scheduler_config(args: ServerArgs, info: ExecutorInfo) -> SchedulerConfig:
         disable_overlap=args.disable_overlap_schedule,
         stream_interval=args.stream_interval,
         decode_log_interval=args.decode_log_interval,
+        priorities=priority_rules(args),
+        refuse_priorities=args.abort_on_priority_when_disabled,
         waiting_timeout_s=seconds_from("SGLANG_REQ_WAITING_TIMEOUT"),
         running_timeout_s=seconds_from("SGLANG_REQ_RUNNING_TIMEOUT"),
         speculative_disable_bs_threshold=args.speculative_disable_bs_threshold,

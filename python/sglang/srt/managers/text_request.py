@@ -32,6 +32,8 @@ class TextRequest:
     call_rid: str | None = None  # of the call, where that has several prompts and an id of its own
     reasoning_end: ReasoningEnd | None = None  # where a grammar begins; None: at once
     thinking: ReasoningEnd | None = None  # the part that a thinking budget is about
+    cache_salt: str = ""
+    priority: int | None = None  # as the client says it
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,6 +103,8 @@ class TokenizerManager:
                     sample.created_ts,
                     asked.reasoning_end,
                     rules,
+                    cache_salt=asked.cache_salt,
+                    priority=asked.priority,
                 )
             )
         return group

@@ -4,6 +4,8 @@ Keys are int64 arrays, one key for each position. Without a drafter the key of p
 id ``x_t``. With one it is the pair ``(x_t, x_{t+1})``, because the drafter's KV at ``t`` depends on
 both: a hit must never reuse a draft entry that was made for another next token.
 
+Requests with different salts share nothing.
+
 The cache owns whole pages. A page it owns is complete and is never written again.
 """
 
@@ -63,7 +65,7 @@ class PrefixCache(Protocol):
     @property
     def num_evictable_pages(self) -> int: ...
 
-    def match(self, keys: np.ndarray) -> PrefixMatch:
+    def match(self, keys: np.ndarray, salt: bytes = b"") -> PrefixMatch:
         """Changes nothing."""
         ...
 
@@ -73,7 +75,9 @@ class PrefixCache(Protocol):
 
     def unlock(self, handle: CacheHandle) -> None: ...
 
-    def insert(self, keys: np.ndarray, pages: Sequence[int], held: CacheHandle) -> Insertion:
+    def insert(
+        self, keys: np.ndarray, pages: Sequence[int], held: CacheHandle, salt: bytes = b""
+    ) -> Insertion:
         """Offer complete pages; ``held`` is unlocked, the new handle is locked instead."""
         ...
 
@@ -106,7 +110,7 @@ class NoCache:
     def num_evictable_pages(self) -> int:
         return 0
 
-    def match(self, keys: np.ndarray) -> PrefixMatch:
+    def match(self, keys: np.ndarray, salt: bytes = b"") -> PrefixMatch:
         return PrefixMatch(pages=(), node=self._handle, num_node_pages=0)
 
     def lock(self, match: PrefixMatch) -> CacheHandle:
@@ -115,7 +119,9 @@ class NoCache:
     def unlock(self, handle: CacheHandle) -> None:
         assert handle is self._handle
 
-    def insert(self, keys: np.ndarray, pages: Sequence[int], held: CacheHandle) -> Insertion:
+    def insert(
+        self, keys: np.ndarray, pages: Sequence[int], held: CacheHandle, salt: bytes = b""
+    ) -> Insertion:
         return Insertion(handle=self._handle, first_adopted=0, end_adopted=0)
 
     def evict(self, num_pages: int) -> list[int]:

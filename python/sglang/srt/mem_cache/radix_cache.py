@@ -19,9 +19,11 @@ HEAP_SLACK = 64
 
 
 class TreeNode(CacheHandle):
-    __slots__ = ("keys", "pages", "children", "parent", "locks", "last_use", "serial")
+    __slots__ = ("keys", "pages", "children", "parent", "locks", "last_use", "serial", "salt")
 
-    def __init__(self, keys: np.ndarray, pages: list[int], parent: TreeNode | None, serial: int) -> None:
+    def __init__(
+        self, keys: np.ndarray, pages: list[int], parent: TreeNode | None, serial: int, salt: bytes
+    ) -> None:
         self.keys = keys  # [len(pages) * page_size]
         self.pages = pages
         self.children: dict[bytes, TreeNode] = {}
@@ -29,6 +31,7 @@ class TreeNode(CacheHandle):
         self.locks = 0
         self.last_use = 0
         self.serial = serial  # breaks ties in the heap
+        self.salt = salt  # part of what it is found by
 
     @property
     def is_evictable_leaf(self) -> bool:
@@ -43,7 +46,7 @@ class RadixCache:
         self._start()
 
     def _start(self) -> None:
-        self._root = self._new_node(np.empty(0, dtype=np.int64), [], None)
+        self._root = self._new_node(np.empty(0, dtype=np.int64), [], None, b"")
         self._heap: list[tuple[int, int, TreeNode]] = []
         self._num_nodes = 0
         self._num_pages = 0
@@ -59,8 +62,8 @@ class RadixCache:
 
     # ---- finding and holding -------------------------------------------------------------------
 
-    def match(self, keys: np.ndarray) -> PrefixMatch:
-        node, used, pages = self._walk(keys)
+    def match(self, keys: np.ndarray, salt: bytes = b"") -> PrefixMatch:
+        node, used, pages = self._walk(keys, salt)
         return PrefixMatch(pages=tuple(pages), node=node, num_node_pages=used)
 
     def lock(self, match: PrefixMatch) -> CacheHandle:
@@ -90,12 +93,12 @@ class RadixCache:
             node.last_use = self._uses
             node = node.parent
 
-    def _walk(self, keys: np.ndarray) -> tuple[TreeNode, int, list[int]]:
+    def _walk(self, keys: np.ndarray, salt: bytes) -> tuple[TreeNode, int, list[int]]:
         """The last node on the way of ``keys``, how many of its pages match, and all matched pages."""
         size = self.page_size
         node, used, pages, at = self._root, 0, [], 0
         while len(keys) - at >= size and used == len(node.pages):
-            child = node.children.get(keys[at : at + size].tobytes())
+            child = node.children.get(salt + keys[at : at + size].tobytes())
             if child is None:
                 break
             node, used = child, self._num_common_pages(child.keys, keys[at:])
@@ -110,19 +113,22 @@ class RadixCache:
 
     # ---- growing -------------------------------------------------------------------------------
 
-    def insert(self, keys: np.ndarray, pages: Sequence[int], held: CacheHandle) -> Insertion:
+    def insert(
+        self, keys: np.ndarray, pages: Sequence[int], held: CacheHandle, salt: bytes = b""
+    ) -> Insertion:
         count = len(keys) // self.page_size
         assert len(keys) == count * self.page_size and len(pages) == count, "whole pages only"
-        node, used, known = self._walk(keys)
+        node, used, known = self._walk(keys, salt)
         node = self._split(node, used)
         if len(known) < count:
-            node = self._add_leaf(node, keys[len(known) * self.page_size :], list(pages[len(known) :]))
+            rest = len(known)
+            node = self._add_leaf(node, keys[rest * self.page_size :], list(pages[rest:]), salt)
         self._lock(node)
         self.unlock(held)
         return Insertion(handle=node, first_adopted=len(known), end_adopted=count)
 
-    def _add_leaf(self, parent: TreeNode, keys: np.ndarray, pages: list[int]) -> TreeNode:
-        leaf = self._new_node(keys.copy(), pages, parent)
+    def _add_leaf(self, parent: TreeNode, keys: np.ndarray, pages: list[int], salt: bytes) -> TreeNode:
+        leaf = self._new_node(keys.copy(), pages, parent, salt)
         parent.children[self._edge(leaf)] = leaf
         self._num_nodes += 1
         self._num_pages += len(pages)
@@ -138,7 +144,7 @@ class RadixCache:
             return node
         assert 0 < num_pages < len(node.pages) and node.parent is not None
         cut = num_pages * self.page_size
-        upper = self._new_node(node.keys[:cut], node.pages[:num_pages], node.parent)
+        upper = self._new_node(node.keys[:cut], node.pages[:num_pages], node.parent, node.salt)
         upper.locks, upper.last_use = node.locks, node.last_use
         node.parent.children[self._edge(node)] = upper
         node.keys, node.pages, node.parent = node.keys[cut:], node.pages[num_pages:], upper
@@ -146,12 +152,13 @@ class RadixCache:
         self._num_nodes += 1
         return upper
 
-    def _new_node(self, keys: np.ndarray, pages: list[int], parent: TreeNode | None) -> TreeNode:
+    def _new_node(self, keys: np.ndarray, pages: list[int], parent: TreeNode | None, salt: bytes) -> TreeNode:
         self._serial += 1
-        return TreeNode(keys, pages, parent, self._serial)
+        return TreeNode(keys, pages, parent, self._serial, salt)
 
     def _edge(self, node: TreeNode) -> bytes:
-        return node.keys[: self.page_size].tobytes()
+        """Keys of a page have one length, so that no salt can pass for another and some keys."""
+        return node.salt + node.keys[: self.page_size].tobytes()
 
     # ---- shrinking -----------------------------------------------------------------------------
 

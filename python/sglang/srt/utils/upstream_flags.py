@@ -78,10 +78,9 @@ _HINTS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "outlines is not used here: leave it out": ("disable-outlines-disk-cache",),
     "requests run first come, first served: leave it out": (
-        "schedule-policy", "schedule-conservativeness", "enable-priority-scheduling", "retraction-policy",
+        "schedule-policy", "schedule-conservativeness", "retraction-policy",
         "enable-prefill-delayer", "num-continuous-decode-steps", "scheduler-recv-interval",
-        "schedule-low-priority-values-first", "priority-scheduling-preemption-threshold",
-        "abort-on-priority-when-disabled", "prefill-max-requests", "enable-dynamic-chunking",
+        "default-priority-value", "prefill-max-requests", "enable-dynamic-chunking",
     ),
     "only text generation is supported: leave it out": (
         "is-embedding", "enable-multimodal", "completion-template", "skip-tokenizer-init",

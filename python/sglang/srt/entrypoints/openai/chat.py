@@ -91,6 +91,7 @@ def chat_request(body: ChatBody, context: ServerContext, tools: list[dict[str, A
         rid=body.rid or new_rid(),
         stream=body.stream,
         add_special_tokens=False,  # the template has written them
+        **body.scheduling(),
     )
 
 

@@ -54,8 +54,11 @@ def completion_requests(body: CompletionBody, context: ServerContext, rid: str) 
     sampling = body.sampling(context.sampling_defaults(), most)
     rids = [rid] if len(prompts) == 1 else [f"{rid}-{i}" for i in range(len(prompts))]
     parser, tokenizer = context.args.reasoning_parser, context.manager.tokenizer
+    fields = body.scheduling()
     return [
-        with_thinking(TextRequest(prompt, sampling, own_rid, body.stream, call_rid=rid), parser, tokenizer)
+        with_thinking(
+            TextRequest(prompt, sampling, own_rid, body.stream, call_rid=rid, **fields), parser, tokenizer
+        )
         for prompt, own_rid in zip(prompts, rids, strict=True)
     ]
 

@@ -9,13 +9,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from sglang.srt.entrypoints.native_request import checked_sampling, refuse_unsupported
 from sglang.srt.entrypoints.openai.response_format import grammar_params
+from sglang.srt.entrypoints.scheduling_fields import cache_salt, checked_priority
 from sglang.srt.managers.text_request import RequestError
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 _UNSUPPORTED: Final = (
     "top_logprobs", "tools", "functions", "function_call",
-    "lora_path", "session_params", "custom_logit_processor", "extra_key", "cache_salt",
-    "priority", "return_hidden_states", "return_cached_tokens_details", "return_spec_tokens_details",
+    "lora_path", "session_params", "custom_logit_processor",
+    "return_hidden_states", "return_cached_tokens_details", "return_spec_tokens_details",
     "return_meta_info", "return_token_ids", "suffix", "audio", "prediction",
 )  # fmt: skip
 
@@ -63,6 +64,9 @@ class GenerationBody(BaseModel):
     thinking_budget: int | None = None
     thinking_token_budget: int | None = None
     custom_params: dict[str, Any] | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    extra_key: str | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     rid: str | None = None
@@ -88,6 +92,11 @@ class GenerationBody(BaseModel):
         if self.json_schema is not None and form:
             raise RequestError("response_format and json_schema are given: only one of them can be")
         return form or {"json_schema": self.json_schema}
+
+    def scheduling(self) -> dict[str, Any]:
+        """As fields of a ``TextRequest``."""
+        salt = cache_salt(self.cache_salt, self.extra_key)
+        return {"cache_salt": salt, "priority": checked_priority(self.priority)}
 
     def sampling(self, defaults: dict[str, Any], max_new_tokens: int | None) -> SamplingParams:
         """``max_new_tokens`` None: as many as the context holds."""

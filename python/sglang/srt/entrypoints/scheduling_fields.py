@@ -1,0 +1,55 @@
+"""Fields of a request that say how it is queued and what it may share: priority, cache_salt, extra_key."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from sglang.srt.managers.text_request import RequestError, TextRequest
+
+SCHEDULING_FIELDS: Final = ("priority", "cache_salt", "extra_key")
+_LONGEST_SALT: Final = 1024
+_LARGEST: Final = 2**31 - 1
+
+
+def cache_salt(salt: str | None, extra_key: str | None) -> str:
+    """Both together; no two pairs give the same."""
+    given = [part or "" for part in (salt, extra_key)]
+    for part in given:
+        if len(part) > _LONGEST_SALT:
+            raise RequestError(f"cache_salt and extra_key may have at most {_LONGEST_SALT} characters")
+        if any("\ud800" <= char <= "\udfff" for char in part):
+            raise RequestError("cache_salt and extra_key must be Unicode text, without half a surrogate pair")
+    return json.dumps(given) if any(given) else ""
+
+
+def scheduled(requests: Sequence[TextRequest], body: Mapping[str, Any]) -> list[TextRequest]:
+    """With what ``body`` says of them.
+
+    Raises:
+        RequestError: a field is not what it must be.
+    """
+    count = len(requests)
+    salts, keys = (_for_each(body, name, str, "a string", count) for name in ("cache_salt", "extra_key"))
+    priorities = _for_each(body, "priority", int, "an integer", count)
+    return [
+        replace(request, cache_salt=cache_salt(salt, key), priority=checked_priority(priority))
+        for request, salt, key, priority in zip(requests, salts, keys, priorities, strict=True)
+    ]
+
+
+def checked_priority(value: int | None) -> int | None:
+    if value is not None and abs(value) > _LARGEST:
+        raise RequestError(f"priority must be from {-_LARGEST} to {_LARGEST}, got {value}")
+    return value
+
+
+def _for_each(body: Mapping[str, Any], name: str, kind: type, what: str, count: int) -> list[Any]:
+    """One value for all prompts, or one for each."""
+    value = body.get(name)
+    values = value if isinstance(value, list) else [value] * count
+    if len(values) != count or not all(item is None or type(item) is kind for item in values):
+        raise RequestError(f"{name} must be {what}, or a list with one for each prompt")
+    return values
