@@ -27,6 +27,8 @@ for `-`.
 Two limits are set by the environment, as in SGLang: `SGLANG_REQ_WAITING_TIMEOUT` and
 `SGLANG_REQ_RUNNING_TIMEOUT` (seconds; unset: none) end a request with status 503 that has waited, or run, for
 longer; a pause counts.
+`SGLANG_RETURN_ORIGINAL_LOGPROB=1` leaves a request's temperature out of its log-probabilities
+([logprobs.md](logprobs.md)).
 """
 
 

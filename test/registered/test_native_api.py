@@ -103,6 +103,21 @@ class TestNativeApi(ServerTestCase):
         self.assertEqual(whole["text"], expected + stop)
         self.assertEqual(whole["meta_info"]["finish_reason"], {"type": "stop", "matched": pattern})
 
+    def test_streams_tell_logprobs_as_ids_come(self) -> None:
+        body = {"text": "told", "sampling_params": GREEDY, "return_logprob": True, "logprob_start_len": 1}
+        whole = self.generate(**body)["meta_info"]
+        events = self.stream("/generate", **body, top_logprobs_num=1)
+        for event in events:
+            meta, ids = event["meta_info"], event["output_ids"]
+            self.assertEqual([entry[1] for entry in meta["output_token_logprobs"]], ids)
+            self.assertEqual(meta["output_token_logprobs_length"], len(ids))
+            self.assertEqual([top[0] for top in meta["output_top_logprobs"]], meta["output_token_logprobs"])
+            self.assertEqual([entry[1] for entry in meta["input_token_logprobs"]], list(b"old"))
+        self.assertGreater(len(events), 3)
+        last = [entry[0] for entry in events[-1]["meta_info"]["output_token_logprobs"]]
+        for value, other in zip(last, whole["output_token_logprobs"], strict=True):
+            self.assertAlmostEqual(value, other[0], places=4)
+
     def test_errors_name_the_problem(self) -> None:
         cases: list[tuple[dict[str, Any], str]] = [
             ({}, "text or input_ids"),
@@ -118,7 +133,8 @@ class TestNativeApi(ServerTestCase):
             ({"text": "a", "require_reasoning": 1}, "require_reasoning must be true or false"),
             ({"text": "a", "sampling_params": [1]}, "sampling_params"),
             ({"text": "a", "stream": "yes"}, "stream"),
-            ({"text": "a", "return_logprob": True}, "return_logprob"),
+            ({"text": "a", "return_logprob": "yes"}, "return_logprob"),
+            ({"text": "a", "return_hidden_states": True}, "--enable-return-hidden-states"),
             ({"text": "a", "image_data": "x"}, "image_data"),
             ({"text": "a", "lora_path": "x"}, "lora_path"),
         ]

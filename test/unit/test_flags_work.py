@@ -30,6 +30,11 @@ def test_the_version_of_the_weights_is_shown() -> None:
     assert context(resolved("--weight-version", "v7")).model_info()["weight_version"] == "v7"
 
 
+def test_hidden_states_are_for_servers_that_allow_them() -> None:
+    assert resolved("--enable-return-hidden-states").enable_return_hidden_states
+    assert not resolved().enable_return_hidden_states  # then refused: test_native_api.py
+
+
 def test_sampling_defaults_are_the_models_or_openais() -> None:
     model = {"sampling_defaults": {"temperature": 0.6}}
     assert context(resolved(), **model).sampling_defaults() == {"temperature": 0.6}

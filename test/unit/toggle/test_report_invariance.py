@@ -23,6 +23,7 @@ from sglang.srt.managers.scheduler_config import SchedulerConfig
 from sglang.srt.mem_cache.prefix_cache import NoCache
 from sglang.srt.model_executor.in_process_executor import InProcessExecutor
 from sglang.srt.model_executor.step_plan import Logprobs
+from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.speculative.toggle import decide_by_threshold
 
 SHAPES = ((3, 1, 4), (2, 4, 16))
@@ -159,6 +160,39 @@ def run_schedules(shape: tuple[int, int, int], page_size: int, seeds: range) -> 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_what_is_told_does_not_depend_on_modes(shape: tuple[int, int, int]) -> None:
     run_schedules(shape, 4, range(SCHEDULES))
+
+
+@pytest.mark.parametrize(
+    "wish, cached",
+    [
+        (RequestWish(True, 0), 0),
+        (RequestWish(True, 13), 12),
+        (RequestWish(True), 20),
+        (RequestWish(hidden_states="last"), 20),
+        (RequestWish(hidden_states="all"), 0),
+    ],
+    ids=str,
+)
+def test_what_must_be_told_is_not_taken_from_the_cache(wish: RequestWish, cached: int) -> None:
+    """21 tokens in pages of 4, known from an earlier request."""
+    prompt, sampling = list(range(40, 61)), SamplingParams(max_new_tokens=4, temperature=0.0, ignore_eos=True)
+    first = GenerateRequest("first", prompt, sampling, False, 0.0)
+    second = GenerateRequest("second", prompt, sampling, False, 0.0, wish=wish)
+    executor = tiny_executor((3, 1, 4), page_size=4)
+    config = SchedulerConfig(max_running_requests=1, chunked_prefill_size=8)
+    schedule = Schedule(
+        0,
+        (Arrival(0, first, None), Arrival(9, second, None)),
+        config,
+        64,
+        use_cache=True,
+        changes=(),
+        mode_seed=0,
+    )
+    answer = ScheduleRun(executor, schedule).run().answers["second"]
+    assert answer.stats is not None and answer.stats.cached_tokens == cached
+    check(second, answer, alone(executor, second))
+    executor.shutdown()
 
 
 @pytest.mark.long

@@ -28,6 +28,12 @@ class OperationsArgs:
     max_request_body_mb: int = flag(
         64, int, "HTTP server", "megabytes a request's body may have; more is refused with status 413"
     )
+    enable_return_hidden_states: bool = flag(
+        False,
+        bool,
+        "HTTP server",
+        "requests may ask for hidden states (return_hidden_states), which are large",
+    )
     fastapi_root_path: str | None = flag(
         None, str, "HTTP server", "path below which a proxy serves this server"
     )

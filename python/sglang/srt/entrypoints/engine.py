@@ -14,6 +14,7 @@ from sglang.srt.entrypoints.answering import raise_if_failed
 from sglang.srt.entrypoints.context import ServerContext
 from sglang.srt.entrypoints.native_answer import NativeAnswers
 from sglang.srt.entrypoints.native_request import UNSUPPORTED, NativeCall, parse_call
+from sglang.srt.entrypoints.native_wishes import FIELDS
 from sglang.srt.entrypoints.prepare import Prepared, StartError, prepare
 from sglang.srt.entrypoints.scheduling_fields import SCHEDULING_FIELDS
 from sglang.srt.entrypoints.server_runtime import ServerRuntime
@@ -30,8 +31,8 @@ _END: Final = object()
 _FEATURES: Final = frozenset(
     {
         *UNSUPPORTED,
+        *FIELDS,
         *SCHEDULING_FIELDS,
-        "logprob_start_len",
         "return_prompt_token_ids",
         "log_metrics",
         "require_reasoning",

@@ -54,14 +54,16 @@ class NativeAnswers:
 
     def _chunk(self, index: int, sample: Sample, delta: Delta) -> dict[str, Any]:
         if self._incremental:
-            return self._answer(index, sample, delta.text, delta.ids)
+            return self._answer(index, sample, delta.text, delta.ids, delta.begin)
         return self._answer(index, sample, sample.text, sample.output_ids)
 
-    def _answer(self, index: int, sample: Sample, text: str, ids: list[int]) -> dict[str, Any]:
+    def _answer(
+        self, index: int, sample: Sample, text: str, ids: list[int], begin: int = 0
+    ) -> dict[str, Any]:
         answer: dict[str, Any] = {
             "text": text,
             "output_ids": list(ids),
-            "meta_info": meta_info(sample, self._weight_version),
+            "meta_info": meta_info(sample, self._weight_version, begin),
         }
         if self._call.answers_with_list:
             answer["index"] = index

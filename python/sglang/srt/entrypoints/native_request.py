@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from sglang.srt.entrypoints.native_wishes import wishes
 from sglang.srt.entrypoints.reasoning_ends import reasoning_mark, with_thinking
 from sglang.srt.entrypoints.scheduling_fields import scheduled
 from sglang.srt.managers.text_request import RequestError, TextRequest
@@ -14,8 +15,7 @@ from sglang.srt.utils.text_tokenizer import TextTokenizer
 
 # Known features that are not supported. A value that switches one off is accepted.
 UNSUPPORTED: Final = (
-    "input_embeds", "image_data", "video_data", "audio_data", "return_logprob", "top_logprobs_num",
-    "token_ids_logprob", "return_text_in_logprobs", "return_hidden_states", "lora_path", "session_params",
+    "input_embeds", "image_data", "video_data", "audio_data", "lora_path", "session_params",
     "session_id", "custom_logit_processor", "routed_dp_rank",
     "bootstrap_host", "bootstrap_port", "bootstrap_room", "return_routed_experts", "return_sampling_mask",
     "custom_labels",
@@ -61,10 +61,16 @@ def parse_call(body: Any, reasoning_parser: str | None, tokenizer: TextTokenizer
     log_metrics = _boolean(body, "log_metrics", True)
     mark = reasoning_mark(reasoning_parser)
     end = ReasoningEnd(mark) if _boolean(body, "require_reasoning", False) else None
+    texts = _boolean(body, "return_text_in_logprobs", False)
     requests = [
-        TextRequest(prompt, sampling, rid, stream, log_metrics=log_metrics, reasoning_end=end)
-        for prompt, sampling, rid in zip(prompts, samplings, rids, strict=True)
-    ]
+        TextRequest(
+            prompt, sampling, rid, stream, log_metrics=log_metrics, reasoning_end=end, wish=wish,
+            logprob_texts=texts,
+        )
+        for prompt, sampling, rid, wish in zip(
+            prompts, samplings, rids, wishes(body, len(prompts)), strict=True
+        )
+    ]  # fmt: skip
     requests = scheduled(requests, body)
     requests = [with_thinking(request, reasoning_parser, tokenizer) for request in requests]
     return NativeCall(requests, is_list, stream, _boolean(body, "return_prompt_token_ids", False))

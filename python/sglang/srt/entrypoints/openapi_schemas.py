@@ -11,6 +11,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from sglang.srt.configs.parser_args import REASONING_PARSERS, TOOL_CALL_PARSERS
 from sglang.srt.entrypoints.anthropic.messages import MessagesBody, PromptBody
+from sglang.srt.entrypoints.native_wishes import MAX_NAMED_IDS, MAX_TOP_LOGPROBS
 from sglang.srt.entrypoints.openai.protocol import ChatBody, CompletionBody
 from sglang.srt.sampling.sampling_params import (
     LARGEST_INT,
@@ -165,6 +166,12 @@ _GENERATE: Final = _object(
     log_metrics=_BOOL,
     require_reasoning=_BOOL,
     return_prompt_token_ids=_BOOL,
+    return_logprob=_several(_BOOL),
+    logprob_start_len=_several({"type": "integer", "minimum": -1}),
+    top_logprobs_num=_several({"type": "integer", "minimum": 0, "maximum": MAX_TOP_LOGPROBS}),
+    token_ids_logprob=_several({"type": "array", "items": _TOKEN, "maxItems": MAX_NAMED_IDS}),
+    return_text_in_logprobs=_BOOL,
+    return_hidden_states=_several({"enum": [True, False, "last"]}),
 ) | {"description": "either text or input_ids; lists of them are a batch"}
 
 BY_HAND: Final[dict[str, Schema]] = {  # bodies that no class stands for

@@ -129,7 +129,7 @@ class ServerRuntime:
             await self._news.wait()
             if self._failure:
                 raise StartError(self._failure)
-        limits = Limits(**self._ready[_SCHEDULER])
+        limits = Limits(**self._ready[_SCHEDULER], hidden_states=self.args.enable_return_hidden_states)
         self.manager = TokenizerManager(
             self._prepared.tokenizer, limits, self._send, self.watching.observers, self.args.random_seed
         )

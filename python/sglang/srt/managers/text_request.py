@@ -7,7 +7,8 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from sglang.srt.managers.io_struct import FinishReason, RequestStats, TextOutput
+from sglang.srt.managers.io_struct import FinishReason, RequestStats, RequestWish, TextOutput
+from sglang.srt.managers.text_reports import TextReport
 from sglang.srt.sampling.sampling_params import ReasoningEnd, SamplingParams
 
 
@@ -32,6 +33,8 @@ class TextRequest:
     call_rid: str | None = None  # of the call, where that has several prompts and an id of its own
     reasoning_end: ReasoningEnd | None = None  # where a grammar begins; None: at once
     thinking: ReasoningEnd | None = None  # the part that a thinking budget is about
+    wish: RequestWish | None = None  # what to tell beside the text
+    logprob_texts: bool = False  # with each id's text
     cache_salt: str = ""
     priority: int | None = None  # as the client says it
 
@@ -42,6 +45,7 @@ class Delta:
 
     text: str
     ids: list[int]
+    begin: int = 0  # how many ids came before
 
 
 class Bell:
@@ -78,7 +82,14 @@ class Bell:
 class Sample:
     """One answer in the making. Written by the tokenizer manager, read by an endpoint."""
 
-    def __init__(self, rid: str, request: TextRequest, prompt_ids: list[int], changed: Bell) -> None:
+    def __init__(
+        self,
+        rid: str,
+        request: TextRequest,
+        prompt_ids: list[int],
+        changed: Bell,
+        told: TextReport | None = None,
+    ) -> None:
         self.rid = rid
         self.request = request
         self.prompt_ids = prompt_ids
@@ -89,6 +100,7 @@ class Sample:
         self.output_ids: list[int] = []
         self.stats = RequestStats(len(prompt_ids), 0, 0)
         self.finish: FinishReason | None = None
+        self.told = told  # beside the text
         self._changed = changed
         self._seen_text = 0
         self._seen_ids = 0
@@ -98,6 +110,8 @@ class Sample:
         self.text += output.new_text
         self.output_ids.extend(output.new_ids)
         self.stats = output.stats
+        if self.told is not None and output.report is not None:
+            self.told.add(output.report, output.new_ids)
         self.end(output.finish, now)
 
     def end(self, finish: FinishReason | None, now: float) -> None:
@@ -117,7 +131,7 @@ class Sample:
         ended = self.finish is not None
         if len(self.output_ids) == self._seen_ids and ended == self._seen_finish:
             return None
-        delta = Delta(self.text[self._seen_text :], self.output_ids[self._seen_ids :])
+        delta = Delta(self.text[self._seen_text :], self.output_ids[self._seen_ids :], self._seen_ids)
         self._seen_text, self._seen_ids = len(self.text), len(self.output_ids)
         self._seen_finish = ended
         return delta

@@ -24,12 +24,14 @@ from sglang.srt.managers.io_struct import (
     GenerateRequest,
     GetStateRequest,
     PauseRequest,
+    RequestWish,
     SetStateRequest,
     TextBatch,
     TextOutput,
     ToScheduler,
 )
 from sglang.srt.managers.text_observers import TextObserver
+from sglang.srt.managers.text_reports import TextReport
 from sglang.srt.managers.text_request import Group, RequestError, Sample, TextRequest
 from sglang.srt.managers.text_rules import choice_rules
 from sglang.srt.sampling.sampling_params import ChoiceRules, SamplingParams
@@ -47,6 +49,7 @@ class Limits:
     context_len: int
     max_total_num_tokens: int  # in the KV cache
     vocab_size: int
+    hidden_states: bool = False  # whether requests may ask for them
 
 
 class TokenizerManager:
@@ -103,6 +106,7 @@ class TokenizerManager:
                     sample.created_ts,
                     asked.reasoning_end,
                     rules,
+                    wish=asked.wish,
                     cache_salt=asked.cache_salt,
                     priority=asked.priority,
                 )
@@ -127,18 +131,45 @@ class TokenizerManager:
         self, request: TextRequest, ids: list[int], group: Group
     ) -> list[tuple[Sample, SamplingParams]]:
         sampling = self._fit(request.sampling, ids)
+        self._check_wish(request.wish, ids)
         base = request.rid or uuid.uuid4().hex
         if sampling.n == 1:
             seed = sampling.sampling_seed
             seed = self._seeds.getrandbits(_SEED_BITS) if seed is None else seed
-            return [(Sample(base, request, ids, group.changed), sampling.for_sample(seed))]
+            return [(self._sample(base, request, ids, group), sampling.for_sample(seed))]
         return [
             (
-                Sample(f"{base}_{i}", request, ids, group.changed),
+                self._sample(f"{base}_{i}", request, ids, group),
                 sampling.for_sample(self._seed_of(sampling, i)),
             )
             for i in range(sampling.n)
         ]
+
+    def _sample(self, rid: str, request: TextRequest, ids: list[int], group: Group) -> Sample:
+        if request.wish is None:
+            return Sample(rid, request, ids, group.changed)
+        text_of = self.tokenizer.token_text if request.logprob_texts else _no_text
+        return Sample(rid, request, ids, group.changed, TextReport(request.wish, ids, text_of))
+
+    def _check_wish(self, wish: RequestWish | None, ids: list[int]) -> None:
+        if wish is None:
+            return
+        vocab_size = self.limits.vocab_size
+        wrong = next((i for i in wish.token_ids or () if not 0 <= i < vocab_size), None)
+        if wrong is not None:
+            raise RequestError(
+                f"token_ids_logprob: id {wrong} is outside the vocabulary (0 to {vocab_size - 1})"
+            )
+        if wish.num_top > vocab_size:
+            raise RequestError(f"more logprobs are wanted than the vocabulary has tokens ({vocab_size})")
+        if wish.logprob_start > len(ids):
+            raise RequestError(
+                f"logprob_start_len ({wish.logprob_start}) is more than the prompt's tokens ({len(ids)})"
+            )
+        if wish.hidden_states and not self.limits.hidden_states:
+            raise RequestError(
+                "return_hidden_states is for servers started with --enable-return-hidden-states"
+            )
 
     def _seed_of(self, sampling: SamplingParams, index: int) -> int:
         if sampling.sampling_seed is None:
@@ -301,6 +332,10 @@ class TokenizerManager:
     @property
     def num_running(self) -> int:
         return len(self._samples)
+
+
+def _no_text(token_id: int) -> None:
+    return None
 
 
 def sample_seed(seed: int, index: int) -> int:

@@ -66,6 +66,12 @@ class TextTokenizer:
         drops_blank = text.startswith(" ") and not self.decode(ids[:1], False).startswith(" ")
         return text[1:] if drops_blank else text
 
+    def token_text(self, token_id: int) -> str:
+        """Of one token that may begin or end inside a character."""
+        if self.is_byte_level or self.has_byte_fallback:
+            return self.token_bytes(token_id).decode("utf-8", errors="replace")
+        return self.decode([token_id], skip_special_tokens=False)
+
     def special_token(self, name: str) -> str | None:
         """``bos_token``, ``eos_token``, … as text."""
         value = self.config.get(name)

@@ -91,7 +91,7 @@ _HINTS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "set what you need in the request": (
         "preferred-sampling-params", "stream-response-default-include-usage", "allow-auto-truncate",
-        "enable-custom-logit-processor", "enable-return-hidden-states",
+        "enable-custom-logit-processor",
     ),
     "one process tokenises, long prompts in a thread of it: leave it out": ("tokenizer-worker-num",),
     "there is one scheduler, and --enable-metrics shows it: leave it out": (
