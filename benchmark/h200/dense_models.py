@@ -34,6 +34,7 @@ _case = partial(Case, sizes=SIZES, drafter=_DRAFT)
 CASES: Final = (
     _case("qwen3-eagle3-chain", write_tiny_qwen3, "EAGLE3", (3, 1, 4)),
     _case("qwen3-eagle3-tree", write_tiny_qwen3, "EAGLE3", (3, 3, 8)),
+    _case("qwen3-ngram", write_tiny_qwen3, "NGRAM", (5, 1, 6)),
     _case("qwen2-eagle3-chain", write_tiny_qwen2, "EAGLE3", (3, 1, 4), config=(("head_dim", 64),)),
     _case("mistral-eagle3-chain", write_tiny_mistral, "EAGLE3", (3, 1, 4)),
     _case("qwen3-moe-eagle3-chain", write_tiny_qwen3_moe, "EAGLE3", (3, 1, 4), config=_QWEN3_MOE),

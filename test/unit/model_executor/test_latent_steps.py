@@ -42,6 +42,7 @@ def drive(driver: PlanDriver, modes: list[int], num_tokens: int) -> list[DrivenR
         ("glm-4.7-flash", "nextn", (2, 1, 3)),
         ("qwen3-moe", "speculators-qwen3", (3, 1, 4)),
         ("glm4-moe", "nextn", (2, 1, 3)),
+        ("llama", "ngram", (4, 1, 5)),
         pytest.param("glm4-moe", "nextn", (2, 3, 6), marks=pytest.mark.long),
         pytest.param("glm4-moe", "eagle3", (3, 1, 4), marks=pytest.mark.long),
         pytest.param("deepseek-v2", None, None, marks=pytest.mark.long),
@@ -56,7 +57,7 @@ def test_same_tokens_as_the_runner_in_any_mode(
     folder = None
     if drafter == "eagle3":
         folder = draft_folder(family)
-    elif drafter is not None and drafter != "nextn":
+    elif drafter is not None and drafter not in ("nextn", "ngram"):
         folder = drafter_folder(drafter, family)
     most = 0 if shape is None else shape[0]
     page_size = 1 if most == 3 else 4

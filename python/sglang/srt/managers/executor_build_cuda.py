@@ -28,6 +28,13 @@ from sglang.srt.layers.attention.flashinfer_backend import FlashInferAttention
 from sglang.srt.layers.attention.triton_backend import TritonAttention
 from sglang.srt.layers.kernel_linear import KernelChoices
 from sglang.srt.managers.executor_build_attention import check_backend, kernel_attention, prefill_planner
+from sglang.srt.managers.executor_build_cuda_drafter import (
+    WiredDrafter,
+    make_history,
+    wire_model,
+    wire_ngram,
+)
+from sglang.srt.managers.executor_build_drafter import LoadedDrafter
 from sglang.srt.managers.executor_build_models import (
     ExecutorArgsError,
     LoadedModels,
@@ -40,6 +47,7 @@ from sglang.srt.model_executor.accept import TokenRewriter
 from sglang.srt.model_executor.agreement import Agreement
 from sglang.srt.model_executor.config import WorkerConfig
 from sglang.srt.model_executor.decode_step import DecodeStep
+from sglang.srt.model_executor.drafter import Drafter
 from sglang.srt.model_executor.dry_run import largest_prefill, prefill_tokens, small_prefills
 from sglang.srt.model_executor.graph_sizes import GraphKey, GraphSizes, plain_sizes, ragged_keys, spec_sizes
 from sglang.srt.model_executor.memory import BYTES_A_GRAPH, DeviceMemory
@@ -52,9 +60,6 @@ from sglang.srt.model_executor.tune_linears import tune_linears
 from sglang.srt.model_executor.worker import Worker
 from sglang.srt.models.decoder import DecoderModel
 from sglang.srt.sampling.kernel_sampler import KernelSampler
-from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
-from sglang.srt.speculative.kernel_drafter import KernelDrafter
-from sglang.srt.speculative.kernel_sync import KernelSync
 
 logger = logging.getLogger(__name__)
 
@@ -158,7 +163,7 @@ class _Wired:
     """What is bound to a KV pool."""
 
     pools: tuple[KVPool, ...]
-    drafter: EAGLEWorkerV2 | None
+    drafter: Drafter | None
     step: DecodeStep
     runner: StepRunner
 
@@ -179,6 +184,7 @@ class _Wiring:
         self.sampler = KernelSampler(config.num_rows, config.vocab_size, config.device)
         num_nodes = config.spec.num_draft_tokens if config.spec else 0
         self.sampler.reserve(max(config.num_slots, config.max_spec_rows * num_nodes))
+        self._history = make_history(models.drafter, config)
         self._planner = prefill_planner(args, models, config, self.state.page_table)
         self._models = models
         self._simulated = simulated
@@ -198,18 +204,10 @@ class _Wiring:
         pools: tuple[KVPool, ...] = (pool,)
         worker = drafts = prompts = None
         if models.drafter is not None and spec is not None:
-            drafter = models.drafter.model
-            assert drafter is not None, "load_models has refused those that are not one layer"
             backend.reserve(config.max_spec_rows, spec.num_draft_tokens)
-            draft_pool, draft_backend = kernel_attention(drafter, config, state.page_table)
-            draft_backend.reserve(config.num_slots, 1)
-            draft_backend.reserve(config.max_spec_rows, spec.topk, spec.topk * (spec.num_steps - 1))
-            pools = (pool, draft_pool)
-            worker = EAGLEWorkerV2(
-                drafter, draft_pool, draft_backend, sampler.states, spec, drafter.aux_layers
-            )
-            drafts = KernelDrafter(drafter, draft_backend, state, sampler, spec)
-            prompts = KernelSync(worker, drafter, draft_backend)
+            drafter = self._wire_drafter(models.drafter, config, spec)
+            pools = (pool, *drafter.pools)
+            worker, drafts, prompts = drafter.worker, drafter.decode, drafter.prompts
         step = DecodeStep(state, sampler, target, pool, backend, spec, drafts, self._simulated)
         attention: AttentionBackend = backend
         if self._planner is not None:
@@ -217,6 +215,12 @@ class _Wiring:
             attention = FlashInferAttention(backend, self._planner)
         runner = StepRunner(state, sampler, target, pool, attention, prompts, self._simulated)
         return _Wired(pools, worker, step, runner)
+
+    def _wire_drafter(self, loaded: LoadedDrafter, config: WorkerConfig, spec: SpecShape) -> WiredDrafter:
+        if self._history is not None:
+            return wire_ngram(self._history)
+        assert loaded.model is not None, "load_models has refused those that are whole models"
+        return wire_model(loaded.model, config, spec, self.state, self.sampler)
 
 
 def _wake_library(models: LoadedModels) -> None:

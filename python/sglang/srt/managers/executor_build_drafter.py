@@ -71,7 +71,7 @@ def choose(args: ExecutorArgs, target: ModelConfig) -> DraftChoice | None:
 
 def without_kernels(choice: DraftChoice) -> str | None:
     """What of a drafter has no CUDA kernels here yet; None: it has them all."""
-    return None if choice.kind in (EAGLE3, NEXTN) else f"--speculative-algorithm {choice.kind}"
+    return f"--speculative-algorithm {STANDALONE}" if choice.kind == STANDALONE else None
 
 
 def load_drafter(

@@ -151,8 +151,8 @@ class DecodeStep:
                 move_path(kept, accepted.path, accepted.counts, slots, rows.root, table, size)
         token_of = None if layout is None else layout.token_of
         if self._drafter is not None:
-            assert start.aux is not None
-            self._drafter.sync(rows, start.aux, accepted, tree.mask is not None, token_of)
+            aux = start.hidden[:, :0] if start.aux is None else start.aux  # of one that reads none
+            self._drafter.sync(rows, aux, accepted, tree.mask is not None, token_of)
         tokens, path = accepted.tokens, accepted.path
         trace = StepTrace(logits, start.hidden, tokens, path, num_nodes, line_of=token_of, place_of=token_of)
         return StepDone(accepted.packed, trace)

@@ -1,0 +1,1 @@
+"""Drafts out of a row's own text."""
