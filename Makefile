@@ -14,7 +14,7 @@ DEV := $(VENV)/.installed-dev
 CHECKED := $(wildcard python/sglang benchmark scripts sgl-kernel/python)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model serve demo test test-long test-browser fuzz-api bench-toggle bench-study bench-trace docs format clean distclean
+.PHONY: help setup model serve demo test test-long test-browser fuzz-api soak load bench-toggle bench-study bench-trace docs format clean distclean
 
 help:  ## list the targets
 	@awk -F ':.*## +' '/^[a-z-]+:.*## / {printf "%-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -44,6 +44,12 @@ test-browser: $(DEV) model  ## the live page in headless Chromium; installs what
 fuzz-api: $(DEV) model  ## schemathesis on the served OpenAPI, 10 minutes; less: make fuzz-api ARGS="--seconds 60"
 	$(PIP) install -r requirements/fuzz.txt
 	@exec $(PY) scripts/fuzz_api.py $(ARGS)
+
+soak: $(DEV) model  ## one hour, the mode flipped every second: nothing drifts, nothing grows; less: make soak ARGS="--minutes 15"
+	@exec $(PY) benchmark/endurance/soak.py $(ARGS)
+
+load: $(DEV) model  ## a thousand streams for 5 minutes, without a model: nothing leaks, every request ends once
+	@exec $(PY) benchmark/endurance/load.py $(ARGS)
 
 bench-toggle: $(DEV) model  ## plain, speculative and toggled decoding at 1 to 64 streams
 	@exec $(PY) benchmark/spec_toggle/bench_toggle.py $(ARGS)

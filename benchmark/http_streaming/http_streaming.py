@@ -60,9 +60,10 @@ class Figures:
 
 
 @contextmanager
-def word_server(flags: list[str], slots: int, step_ms: float) -> Iterator[Server]:
+def word_server(flags: list[str], slots: int, step_ms: float, pages: int = 0) -> Iterator[Server]:
+    """``pages``: KV places; 0: enough for long streams."""
     command = [sys.executable, str(HERE / "word_server.py"), "--fake-slots", str(slots)]
-    command += ["--fake-step-ms", str(step_ms)]
+    command += ["--fake-step-ms", str(step_ms), "--fake-pages", str(pages)]
     with (
         tempfile.TemporaryDirectory() as folder,
         running_server("words", flags, Path(folder), command) as server,

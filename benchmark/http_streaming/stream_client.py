@@ -46,6 +46,7 @@ class Stream(asyncio.Protocol):
         self._reader = reader
         self._seen = seen
         self._rest = b""
+        self.tokens = 0
         self._shown = 0  # bytes of the answer's text, where events repeat it
         self._first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -88,7 +89,9 @@ class Stream(asyncio.Protocol):
             self._shown += len(text)
         seen = self._seen
         seen.chunks += 1
-        seen.tokens += text.count(b" ")
+        tokens = text.count(b" ")
+        self.tokens += tokens
+        seen.tokens += tokens
         seen.ages_s.append(self._reader.age_s(text[text.rfind(b" ") + 1 :], now))
         if not self._first.done():
             self._first.set_result(None)

@@ -20,7 +20,7 @@ from sglang.srt.model_executor.step_plan import (
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.utils.text_tokenizer import TextTokenizer
 
-PAGES_A_SLOT: Final = 1024  # of one token each: so many places a slot may have on average
+PAGES_A_SLOT: Final = 1024  # of one token each: enough for long streams
 _ACCEPT: Final = 0.5  # of drafts
 
 
@@ -41,13 +41,13 @@ class TimedStep:
 
 
 class WordExecutor:
-    def __init__(self, args: ServerArgs, slots: int, step_s: float) -> None:
+    def __init__(self, args: ServerArgs, slots: int, step_s: float, pages: int) -> None:
         assert args.tokenizer_path is not None
         tokenizer = TextTokenizer.from_folder(args.tokenizer_path)
         steps = args.speculative_num_steps if args.speculative_algorithm is not None else None
         self.info = ExecutorInfo(
             num_slots=slots,
-            num_pages=slots * PAGES_A_SLOT,
+            num_pages=pages,
             page_size=1,
             context_len=args.context_length or 8192,
             vocab_size=tokenizer.vocab_size,

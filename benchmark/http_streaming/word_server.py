@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from word_executor import WordExecutor
+from word_executor import PAGES_A_SLOT, WordExecutor
 
 from sglang.srt.entrypoints import server_runtime
 from sglang.srt.managers import scheduler_process
@@ -20,6 +20,7 @@ from sglang.srt.server_args import ServerArgs
 
 _SLOTS: Final = "SGLANG_FAKE_SLOTS"
 _STEP_MS: Final = "SGLANG_FAKE_STEP_MS"
+_PAGES: Final = "SGLANG_FAKE_PAGES"
 
 
 def main() -> int:
@@ -27,9 +28,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--fake-slots", default="250")
     parser.add_argument("--fake-step-ms", default="16.67")
+    parser.add_argument("--fake-pages", default="0", help="of one token each; 0: enough for long streams")
     fake, flags = parser.parse_known_args()
     here = str(Path(__file__).parent)
-    environ = {_SLOTS: fake.fake_slots, _STEP_MS: fake.fake_step_ms}
+    environ = {_SLOTS: fake.fake_slots, _STEP_MS: fake.fake_step_ms, _PAGES: fake.fake_pages}
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
     os.environ.update(environ)
     start = server_runtime.start_child
@@ -44,7 +46,8 @@ def main() -> int:
 
 
 def _build(args: ServerArgs, on_failure: Callable[[str], None]) -> WordExecutor:
-    return WordExecutor(args, int(os.environ[_SLOTS]), float(os.environ[_STEP_MS]) / 1000)
+    slots, pages = int(os.environ[_SLOTS]), int(os.environ[_PAGES])
+    return WordExecutor(args, slots, float(os.environ[_STEP_MS]) / 1000, pages or slots * PAGES_A_SLOT)
 
 
 def run_scheduler() -> None:

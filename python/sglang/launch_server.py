@@ -15,6 +15,7 @@ from sglang.srt.server_args import SECRETS, ServerArgs
 from sglang.srt.utils.flags import ServerArgsError, exit_with_error, option_name
 from sglang.srt.utils.installation import upstream_conflict
 from sglang.srt.utils.log import configure_logging
+from sglang.srt.utils.open_files import allow_many_files
 from sglang.version import __version__
 
 PROG = "python -m sglang.launch_server"
@@ -32,6 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         configure_logging(given.log_level)
         logger.info("sglang-toggle %s: preparing %s.", __version__, given.model_path or "the embedded model")
         prepared = prepare(given)
+        allow_many_files()
         listener = listen(given.host, given.port)
         _log_speculation(prepared.args)
         return asyncio.run(serve(prepared, listener, f"{PROG} {shlex.join(_without_key(words))}".strip()))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import resource
 import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final
@@ -13,6 +12,7 @@ import aiohttp
 
 from sglang.benchmark.outcome import Outcome
 from sglang.benchmark.stream_readers import Reader, StreamError, error_text
+from sglang.srt.utils.open_files import allow_many_files
 
 _DONE: Final = b"[DONE]"
 _CONNECT_S: Final = 60.0
@@ -22,7 +22,7 @@ FAULTS: Final = (aiohttp.ClientError, asyncio.TimeoutError, StreamError, ValueEr
 
 def open_session(base_url: str, headers: Mapping[str, str]) -> aiohttp.ClientSession:
     """A session without a limit on connections, nor on how long an answer takes."""
-    _allow_many_files()
+    allow_many_files()
     return aiohttp.ClientSession(
         base_url=f"{base_url}/",
         headers=dict(headers),
@@ -36,13 +36,6 @@ def auth_headers() -> dict[str, str]:
     """From OPENAI_API_KEY, as SGLang's client does; none where it is not set."""
     key = os.environ.get("OPENAI_API_KEY")
     return {"Authorization": f"Bearer {key}"} if key else {}
-
-
-def _allow_many_files() -> None:
-    """Every stream is a socket: the soft limit is often 1024."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 async def send(session: aiohttp.ClientSession, path: str, body: dict[str, Any], reader: Reader) -> Outcome:

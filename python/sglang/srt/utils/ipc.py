@@ -56,7 +56,7 @@ class Receiver(Generic[T]):
 
     def receive_all(self) -> list[T]:
         """Every message that is there now; does not wait."""
-        messages = []
+        messages: list[T] = []
         while True:
             try:
                 message = self._socket.recv(zmq.NOBLOCK)
