@@ -143,6 +143,11 @@ class FakeExecutor:
             spec = self._info.spec
             assert spec is not None and plan.draft_len <= spec.num_steps
             assert len(plan.decode_slots) <= self._info.most_rows(plan.draft_len)
+        if plan.row_drafts:
+            rows, tokens = len(plan.decode_slots), sum(plan.row_drafts) + len(plan.decode_slots)
+            sizes = [s for s in self._info.ragged_sizes if s.draft_len == plan.draft_len and s.rows >= rows]
+            # A padded row verifies one token.
+            assert any(s.tokens - (s.rows - rows) == tokens for s in sizes), f"no graph of {tokens} tokens"
 
     # ---- carrying out --------------------------------------------------------------------------
 
@@ -157,8 +162,9 @@ class FakeExecutor:
             assert len(set(pages)) == len(pages), "a page twice in one row of the table"
         tokens: list[tuple[int, ...]] = []
         faults = []
-        for slot, bound in zip(plan.decode_slots, plan.decode_len_bounds, strict=True):
-            chosen = self._decode(self._slots[slot], bound, plan.draft_len)
+        rows = zip(plan.decode_slots, plan.decode_len_bounds, plan.drafts_of_rows, strict=True)
+        for slot, bound, drafts in rows:
+            chosen = self._decode(self._slots[slot], bound, plan.draft_len, drafts)
             faults.append(self._take_fault(slot))
             tokens.append(chosen[: self._rng.randrange(len(chosen))] if faults[-1] else chosen)
         for chunk in plan.prefill:
@@ -197,7 +203,8 @@ class FakeExecutor:
         slot.next_token = after
         return (after,)
 
-    def _decode(self, slot: FakeSlot, bound: int, draft_len: int) -> tuple[int, ...]:
+    def _decode(self, slot: FakeSlot, bound: int, draft_len: int, drafts: int) -> tuple[int, ...]:
+        """``drafts``: that the row verifies; others are made all the same."""
         length = slot.seq_len
         assert length <= bound, f"length {length} is over the bound {bound}"
         spec = self._info.spec
@@ -205,7 +212,7 @@ class FakeExecutor:
         assert len(slot.pages) * self._info.page_size >= bound + num_nodes, "pages end before the step does"
         ids = [*self._history(slot), slot.next_token]
         chosen: list[int] = []
-        for _ in range(self._num_accepted(slot, draft_len) + 1):
+        for _ in range(self._num_accepted(slot, drafts) + 1):
             chosen.append(self._choose(slot, ids))
             ids.append(chosen[-1])
         for position in range(length, length + num_nodes):

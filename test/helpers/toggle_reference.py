@@ -31,6 +31,7 @@ class Tally:
     exemptions: int = 0
     plain_steps: int = 0
     spec_steps: int = 0
+    ragged_steps: int = 0  # of these, with draft lengths of the rows' own
     retractions: int = 0
     cached_tokens: int = 0
 

@@ -30,8 +30,16 @@ from sglang.srt.mem_cache.prefix_cache import NoCache, PrefixCache
 from sglang.srt.mem_cache.radix_cache import RadixCache
 from sglang.srt.model_executor.executor import PendingStep
 from sglang.srt.model_executor.in_process_executor import InProcessExecutor
-from sglang.srt.model_executor.step_plan import ExecutorInfo, StepCost, StepKind, StepMidInput, StepPlan
+from sglang.srt.model_executor.step_plan import (
+    ExecutorInfo,
+    GraphSet,
+    StepCost,
+    StepKind,
+    StepMidInput,
+    StepPlan,
+)
 from sglang.srt.sampling.sampling_params import SamplingParams
+from sglang.srt.speculative.auto import AutoInput
 from sglang.srt.speculative.controller import AutoController, CommittedStep
 from sglang.srt.speculative.cost_table import CostTable
 from sglang.srt.speculative.toggle import Decision, Policy, Reason, ToggleInput, decide_by_threshold
@@ -139,16 +147,45 @@ def random_sampling(rng: random.Random) -> SamplingParams:
 
 
 class RestlessAuto(AutoController):
-    """Is told random times of steps: it changes its mind all the time, and the same way every time."""
+    """Is told random times of steps: it changes its mind all the time, and the same way every time. Where
+    rows may have draft lengths of their own, these are random too.
+    """
 
     def __init__(self, info: ExecutorInfo, seed: int) -> None:
         assert info.spec is not None
         costs = [StepCost(k, rows, 1.0, 0.0) for k in (0, *info.draft_lens) for rows in (1, 6)]
-        super().__init__(CostTable.from_costs(costs, padded=False), info.spec.num_steps, probe_fraction=0.1)
+        costs += [StepCost(s.draft_len, s.rows, 1.0, 0.0, s.tokens) for s in info.ragged_sizes]
+        slots = info.num_slots if info.ragged_sizes else 0
+        super().__init__(
+            CostTable.from_costs(costs, padded=False),
+            info.spec.num_steps,
+            probe_fraction=0.1,
+            num_slots=slots,
+        )
         self._rng = random.Random(seed)
+
+    def decide(self, state: AutoInput) -> Decision:
+        decision = super().decide(state)
+        sizes = [s for s in state.ragged_sizes if s.draft_len in state.fitting_lens]
+        if not (decision.reason is Reason.COST and sizes) or self._rng.random() < 0.3:
+            return decision
+        size, rows = self._rng.choice(sizes), state.num_decoding
+        places = [row for row in range(rows) for _ in range(size.draft_len)]
+        taken = self._rng.sample(places, min(len(places), size.tokens - size.rows))
+        return Decision(size.draft_len, Reason.COST, size, tuple(taken.count(row) for row in range(rows)))
 
     def observe(self, step: CommittedStep) -> None:
         super().observe(replace(step, device_time_s=self._rng.choice((0.1, 1.0, 10.0))))
+
+
+def ragged_sets(info: ExecutorInfo) -> tuple[GraphSet, ...]:
+    """As if graphs of few rows had been captured whose rows have draft lengths of their own; not of trees."""
+    if info.spec is None or info.spec.topk > 1:
+        return info.graphs
+    rows = sorted({2, 4, info.max_spec_rows})
+    own = {k: tuple((n, n * (k + 2) // 2) for n in rows) for k in info.draft_lens}
+    sets = [GraphSet(k, (info.max_spec_rows,), 0.0, 0, own[k]) for k in info.draft_lens]
+    return (GraphSet(0, (info.num_slots,), 0.0, 0), *sets)
 
 
 class SmallerExecutor:
@@ -159,7 +196,9 @@ class SmallerExecutor:
     ) -> None:
         self._executor = executor
         self._steps = steps
-        self._info = replace(executor.info, num_pages=num_pages, num_slots=num_slots)
+        self._info = replace(
+            executor.info, num_pages=num_pages, num_slots=num_slots, graphs=ragged_sets(executor.info)
+        )
 
     @property
     def info(self) -> ExecutorInfo:
@@ -168,6 +207,7 @@ class SmallerExecutor:
     def launch(self, plan: StepPlan) -> PendingStep:
         if plan.kind is StepKind.DECODE:
             self._steps["spec" if plan.draft_len else "plain"] += 1
+            self._steps["ragged"] += bool(plan.row_drafts)
         return self._executor.launch(plan)
 
     def supply(self, masks: StepMidInput) -> None:
@@ -197,8 +237,10 @@ class ScheduleRun:
         self._poisoned: set[int] = set()
         info = executor.info
         self._cache: PrefixCache = RadixCache(info.page_size) if schedule.use_cache else NoCache()
+        steps = self.outcome.steps
+        smaller = SmallerExecutor(executor, schedule.num_pages, info.num_slots, steps)
         self.scheduler = Scheduler(
-            executor=SmallerExecutor(executor, schedule.num_pages, info.num_slots, self.outcome.steps),
+            executor=smaller,
             config=schedule.config,
             policy=self._policy(),
             cache=self._cache,
@@ -208,7 +250,7 @@ class ScheduleRun:
             reply=_expect_ok,
             metrics=NullSink(),
             clock=lambda: 0.0,
-            auto=RestlessAuto(info, schedule.mode_seed),
+            auto=RestlessAuto(smaller.info, schedule.mode_seed),
             grammars=grammars,
         )
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from sglang.srt.model_executor.step_plan import SpecShape, StepCost
+from sglang.srt.model_executor.step_plan import GraphSet, SpecShape, StepCost
 from sglang.srt.speculative.controller import AutoController
 from sglang.srt.speculative.cost_table import CostTable
 from sglang.srt.speculative.toggle import Decision, Policy, Reason, ToggleInput, decide_by_threshold
@@ -37,7 +37,24 @@ def any_costs(spec: SpecShape, seed: int) -> AutoController:
     rng = random.Random(seed)
     lens = range(spec.num_steps + 1)
     costs = [StepCost(k, rows, rng.uniform(0.001, 0.003), 1e-5) for k in lens for rows in range(1, 7)]
-    return AutoController(CostTable.from_costs(costs, padded=True), spec.num_steps, probe_fraction=0.1)
+    own = ragged_sizes(spec)
+    costs += [StepCost(k, size[0], rng.uniform(0.001, 0.002), 1e-5, size[1]) for k in own for size in own[k]]
+    table = CostTable.from_costs(costs, padded=True)
+    return AutoController(table, spec.num_steps, probe_fraction=0.1, num_slots=6 if own else 0)
+
+
+def ragged_sizes(spec: SpecShape) -> dict[int, tuple[tuple[int, int], ...]]:
+    """Of steps whose rows have draft lengths of their own: rows and tokens, by draft length."""
+    if spec.topk > 1:
+        return {}
+    return {k: tuple((rows, rows * (k + 2) // 2) for rows in (2, 4, 6)) for k in range(1, spec.num_steps + 1)}
+
+
+def graphs_of(spec: SpecShape | None, num_slots: int) -> tuple[GraphSet, ...]:
+    if spec is None or not (own := ragged_sizes(spec)):
+        return ()
+    rows = tuple(range(1, num_slots + 1))
+    return (GraphSet(0, rows, 0.0, 0), *(GraphSet(k, rows, 0.0, 0, own[k]) for k in own))
 
 
 class Schedules(RuleBasedStateMachine):
@@ -79,6 +96,7 @@ class Schedules(RuleBasedStateMachine):
             max_queued_requests=20,
             decode_log_interval=5,
             auto=any_costs(spec, seed) if spec else None,
+            graphs=graphs_of(spec, num_slots) if seed % 2 else (),
         )
         self.page_size = page_size
 

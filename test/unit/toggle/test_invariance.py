@@ -61,6 +61,7 @@ def run_schedules(
             tally.schedules += 1
             tally.plain_steps += outcome.steps["plain"]
             tally.spec_steps += outcome.steps["spec"]
+            tally.ragged_steps += outcome.steps["ragged"]
             tally.retractions += outcome.retractions
             tally.cached_tokens += outcome.cached_tokens
             for arrival in schedule.arrivals:
@@ -94,6 +95,7 @@ def test_exact_in_float64(shape: tuple[int, int, int], page_size: int) -> None:
     tally = run_schedules(shape, page_size, "float64", first_seed(shape, page_size), count)
     print(f"\nfloat64 {shape} page size {page_size}: {tally.line()}")
     check_coverage(tally)
+    assert (tally.ragged_steps > 0) == (shape[1] == 1)
 
 
 @pytest.mark.parametrize("shape", SHAPES[:2], ids=str)

@@ -53,11 +53,12 @@ class Committer:
         plan = step.plan
         assert result.step_id == plan.step_id and len(result.tokens) == plan.num_rows == len(result.faults)
         self._stats.step_committed(now, result.device_time_s, result.used_graph)
-        tally = DecodeTally(plan.draft_len, self._spec)
+        tells_rows_apart = self._settings.tells_rows_apart
+        tally = DecodeTally(plan.draft_len, self._spec, bool(plan.row_drafts), tells_rows_apart)
         reports = {report.row: report for report in result.reports}
         # Faults and tokens are the rows': the decode requests' come first.
-        rows = zip(step.decode_requests, result.tokens, result.faults, strict=False)
-        for row, (request, tokens, fault) in enumerate(rows):
+        rows = zip(step.decode_requests, result.tokens, result.faults, plan.drafts_of_rows, strict=False)
+        for row, (request, tokens, fault, drafts) in enumerate(rows):
             assert tokens or fault, "a decode row chose nothing"
             request.num_in_flight -= 1
             request.num_choosing -= 1
@@ -65,7 +66,7 @@ class Committer:
                 self._ended_before(request)
                 continue
             if tokens:  # else a fault at once
-                self._commit_decode(request, tokens, plan.draft_len, tally, reports.get(row))
+                self._commit_decode(request, tokens, drafts, tally, reports.get(row))
             if fault:
                 self._end_at_fault(request)
         num_prefilled = 0
@@ -88,6 +89,7 @@ class Committer:
                     kv_tokens=step.kv_tokens,
                     device_time_s=result.device_time_s,
                     tallies=tally.by_class(),
+                    outcomes=tally.outcomes,
                 )
             )
         self._report(step, tally, num_prefilled)
@@ -107,22 +109,22 @@ class Committer:
         self,
         request: Request,
         tokens: tuple[int, ...],
-        draft_len: int,
+        drafts: int,
         tally: DecodeTally,
         report: RowReport | None,
     ) -> None:
-        rejected = request.max_accepted(draft_len) + 1 - len(tokens)
-        assert rejected >= 0, f"{len(tokens)} tokens, {draft_len} drafts"
+        """``drafts``: that its row verified."""
+        rejected = request.max_accepted(drafts) + 1 - len(tokens)
+        assert rejected >= 0, f"{len(tokens)} tokens, {drafts} drafts"
         request.kv_committed_len += len(tokens)
         request.kv_len_bound -= rejected
         hit = held_to_grammar(request, tokens, self._stops.check(request, tokens))
         num_kept = hit.num_kept if hit else len(tokens)
-        if draft_len:
-            num_proposed = tally.add(request, num_kept, len(tokens) - 1)
+        num_proposed = tally.add(request, num_kept, len(tokens) - 1, drafts)
+        if drafts:
             request.counters.count_speculative(num_kept, len(tokens) - 1, num_proposed)
         else:
             request.counters.decode_steps_plain += 1
-            tally.add_plain(num_kept)
         request.ids += tokens[:num_kept]
         if report is not None and request.report is not None:
             request.report.add_decode(report, num_kept)

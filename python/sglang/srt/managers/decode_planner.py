@@ -40,6 +40,7 @@ class DecodeWork:
     len_bounds: tuple[int, ...]
     page_writes: tuple[PageWrite, ...]
     draft_len: int
+    row_drafts: tuple[int, ...]  # where rows have draft lengths of their own; else ()
     decision: Decision | None  # None: rows of a mixed step, which is always plain
 
 
@@ -120,6 +121,9 @@ class DecodePlanner:
 
     def _decide(self, rows: list[Request], bounds: list[int], short: ShortRows) -> Decision:
         prepared = self._settings.prepared_lens(len(rows))
+        ragged = self._settings.ragged_sizes(len(rows))
+        if ragged and any(request.constraint is not None for request in rows):
+            ragged = ()  # masks are those of all drafts
         state = AutoInput(
             num_decoding=len(rows),
             class_counts=_class_counts(rows),
@@ -127,6 +131,8 @@ class DecodePlanner:
             num_steps=self._num_steps,
             prepared_lens=prepared,
             fitting_lens=self._fitting(short, prepared) if short else prepared,
+            ragged_sizes=ragged,
+            rows=rows if ragged else (),
         )
         decision = self._settings.decide(state)
         assert decision.draft_len in (0, *state.fitting_lens), f"the policy chose {decision} for {state}"
@@ -155,6 +161,7 @@ class DecodePlanner:
             len_bounds=tuple(bounds),
             page_writes=self._add_pages(short, draft_len) if short else (),
             draft_len=draft_len,
+            row_drafts=decision.row_drafts if decision else (),
             decision=decision,
         )
 

@@ -2,48 +2,73 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
 from sglang.srt.managers.metrics import DecodeReport
 from sglang.srt.managers.request import Request
 from sglang.srt.model_executor.step_plan import SpecShape
 from sglang.srt.speculative.controller import ClassTally
+from sglang.srt.speculative.row_acceptance import Outcomes
+
+NEW_STEPS: Final = 8
+"""So many speculative steps of a request tell of its class where rows have draft lengths of their own: later
+on those that accept much have most of the drafts, and their class would be thought as good as they are."""
+
+
+class _Group(NamedTuple):
+    """Rows that are counted together."""
+
+    draft_class: str
+    most: int  # drafts that each could accept
+    tells: bool  # of its class
 
 
 class DecodeTally:
-    def __init__(self, draft_len: int, spec: SpecShape | None) -> None:
+    def __init__(
+        self, draft_len: int, spec: SpecShape | None, is_ragged: bool = False, keeps_rows: bool = False
+    ) -> None:
+        """``is_ragged``: rows have draft lengths of their own; ``keeps_rows``: ``outcomes`` are wanted."""
         self.draft_len = draft_len
+        self.outcomes = Outcomes([], [], []) if keeps_rows and draft_len else None
         self._num_drafts = spec.num_nodes(draft_len) - 1 if spec else 0  # in a row's chain or tree
+        self._is_ragged = is_ragged
         self.num_rows = 0
         self._num_tokens = 0
         self._num_correct = 0
         self._num_proposed = 0
-        # class -> (drafts that a row can accept, [draft_len + 1] rows by drafts accepted)
-        self._classes: dict[str, tuple[int, list[int]]] = {}
+        self._groups: dict[_Group, list[int]] = {}  # [draft_len + 1] rows by drafts accepted
 
-    def add_plain(self, num_kept: int) -> None:
+    def add(self, request: Request, num_kept: int, num_correct: int, drafts: int) -> int:
+        """``drafts``: that the row verified (levels of a tree). Drafts that it could accept are returned."""
         self.num_rows += 1
         self._num_tokens += num_kept
-
-    def add(self, request: Request, num_kept: int, num_correct: int) -> int:
-        """Drafts that the row could accept are returned."""
+        if not self.draft_len:
+            return 0
+        num_drafts = drafts if self._is_ragged else self._num_drafts
         cap = request.sampling.draft_cap
-        num_proposed = self._num_drafts if cap is None else min(cap, self._num_drafts)
-        self.num_rows += 1
-        self._num_tokens += num_kept
+        num_proposed = num_drafts if cap is None else min(cap, num_drafts)
         self._num_correct += num_correct
         self._num_proposed += num_proposed
-        found = self._classes.get(request.draft_class)
-        if found is None:
-            found = (request.max_accepted(self.draft_len), [0] * (self.draft_len + 1))
-            self._classes[request.draft_class] = found
-        found[1][num_correct] += 1
+        tells = not self._is_ragged or request.counters.decode_steps_spec < NEW_STEPS
+        most = request.max_accepted(drafts)
+        group = _Group(request.draft_class, most, tells)
+        counts = self._groups.get(group)
+        if counts is None:
+            counts = self._groups[group] = [0] * (self.draft_len + 1)
+        counts[num_correct] += 1
+        if self.outcomes is not None:
+            self.outcomes.rows.append(request)
+            self.outcomes.drafts.append(most)
+            self.outcomes.correct.append(num_correct)
         return num_proposed
 
     def report(self) -> DecodeReport:
         proposed, correct = [0] * self.draft_len, [0] * self.draft_len
-        for most, rows_by_count in self._classes.values():
-            num_rows = sum(rows_by_count)
-            for depth, reached in enumerate(_by_depth(rows_by_count)):
-                proposed[depth] += num_rows if depth < most else 0
+        for group, counts in self._groups.items():
+            num_rows = sum(counts)
+            for depth, reached in enumerate(_by_depth(counts)):
+                proposed[depth] += num_rows if depth < group.most else 0
                 correct[depth] += reached
         return DecodeReport(
             draft_len=self.draft_len,
@@ -53,17 +78,29 @@ class DecodeTally:
             num_proposed_drafts=self._num_proposed,
             proposed_by_depth=tuple(proposed),
             correct_by_depth=tuple(correct),
+            is_ragged=self._is_ragged,
         )
 
     def by_class(self) -> tuple[ClassTally, ...]:
-        """Of the classes that accept drafts. A capped one is known by what it never accepts."""
-        return tuple(
-            ClassTally(name, (sum(rows_by_count),) * self.draft_len, _by_depth(rows_by_count))
-            for name, (_, rows_by_count) in self._classes.items()
-            if name
-        )
+        """Of the classes that accept drafts. A capped one is known by what it never accepts; but where rows
+        have draft lengths of their own, what wasn't tried says nothing.
+        """
+        found: dict[str, tuple[list[int], list[int]]] = {}
+        for group, counts in self._groups.items():
+            if not group.draft_class or not group.tells:
+                continue
+            empty = ([0] * self.draft_len, [0] * self.draft_len)
+            proposed, correct = found.setdefault(group.draft_class, empty)
+            came = (sum(counts), *_by_depth(counts))
+            for depth in range(self.draft_len):
+                correct[depth] += came[depth + 1]
+                if not self._is_ragged:
+                    proposed[depth] += came[0]
+                elif depth < group.most:
+                    proposed[depth] += came[depth]
+        return tuple(ClassTally(name, tuple(of[0]), tuple(of[1])) for name, of in found.items())
 
 
-def _by_depth(rows_by_count: list[int]) -> tuple[int, ...]:
+def _by_depth(rows_by_count: Sequence[int]) -> tuple[int, ...]:
     """Rows that accepted a draft at depth 1, 2, …, from rows by the drafts they accepted."""
     return tuple(sum(rows_by_count[depth:]) for depth in range(1, len(rows_by_count)))

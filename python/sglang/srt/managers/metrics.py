@@ -50,6 +50,7 @@ class DecodeReport:
     num_proposed_drafts: int = 0
     proposed_by_depth: tuple[int, ...] = ()  # rows that could accept a draft at depth 1, 2, …
     correct_by_depth: tuple[int, ...] = ()
+    is_ragged: bool = False  # rows had draft lengths of their own, at most ``draft_len``
 
     @property
     def mode(self) -> str:

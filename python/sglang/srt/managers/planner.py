@@ -16,7 +16,7 @@ from sglang.srt.model_executor.step_plan import RowWish, StepKind, StepPlan
 from sglang.srt.speculative.schedule import BsSchedule
 from sglang.srt.speculative.toggle import Decision
 
-NO_DECODE = DecodeWork(requests=(), len_bounds=(), page_writes=(), draft_len=0, decision=None)
+NO_DECODE = DecodeWork(requests=(), len_bounds=(), page_writes=(), draft_len=0, row_drafts=(), decision=None)
 # With mixed chunks, decode rows take from the token budget, but never more than this part of it.
 MIXED_DECODE_SHARE = 0.75
 
@@ -75,6 +75,7 @@ class Planner:
             decode_slots=tuple(request.slot for request in decode.requests),
             decode_len_bounds=decode.len_bounds,
             draft_len=decode.draft_len,
+            row_drafts=decode.row_drafts,
             prefill=tuple(prefill.chunks),
             admissions=tuple(prefill.admissions),
             page_writes=(*prefill.page_writes, *decode.page_writes),
@@ -93,10 +94,10 @@ class Planner:
         )
 
     def _note_rows(self, plan: StepPlan, decode: DecodeWork, prefill: PrefillWork) -> None:
-        for request in decode.requests:
+        for request, drafts in zip(decode.requests, plan.drafts_of_rows, strict=True):
             request.num_in_flight += 1
             request.num_choosing += 1
-            request.kv_len_bound += request.max_accepted(plan.draft_len) + 1
+            request.kv_len_bound += request.max_accepted(drafts) + 1
         for request, chunk in zip(prefill.requests, prefill.chunks, strict=True):
             request.num_in_flight += 1
             request.num_choosing += chunk.is_last

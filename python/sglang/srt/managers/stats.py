@@ -104,7 +104,7 @@ class StatsRecorder:
         self._switches = SwitchCounter()
         self._acceptance = Acceptance()  # since the start or the last flush of the cache
         self._decode_steps = {"plain": 0, "spec": 0}
-        self._decisions: dict[Decision, int] = {}
+        self._decisions: dict[tuple[int, str], int] = {}  # (draft length, reason) -> how often
         self._last_draft_len = 0
         self._last_gen_throughput = 0.0
         self._ring = StepRing()
@@ -146,8 +146,9 @@ class StatsRecorder:
             self._close_interval(report, load)
 
     def _count_decision(self, decision: Decision) -> None:
-        self._decisions[decision] = self._decisions.get(decision, 0) + 1
-        self._sink.decided(decision.draft_len, str(decision.reason))
+        key = (decision.draft_len, str(decision.reason))
+        self._decisions[key] = self._decisions.get(key, 0) + 1
+        self._sink.decided(*key)
 
     def prefill_step(self, report: PrefillReport, load: Load) -> None:
         self._sink.prefill_step(report)
@@ -192,7 +193,7 @@ class StatsRecorder:
             return figures
         figures["spec_draft_len"] = self._last_draft_len
         figures["spec_decisions"] = {
-            f"{decision.draft_len}:{decision.reason}": count for decision, count in self._decisions.items()
+            f"{draft_len}:{reason}": count for (draft_len, reason), count in self._decisions.items()
         }
         figures["spec_switches"] = self._switches.total
         figures["spec_switches_by_reason"] = {
@@ -225,7 +226,8 @@ class StatsRecorder:
         self._sink.interval(IntervalReport(throughput, acceptance.length, acceptance.rate))
         parts = [f"Decode batch, #running-req: {load.num_running}"]
         if self._has_drafter:
-            parts.append(f"mode: spec(k={report.draft_len})" if report.draft_len else "mode: plain")
+            ragged = ", ragged" if report.is_ragged else ""
+            parts.append(f"mode: spec(k={report.draft_len}{ragged})" if report.draft_len else "mode: plain")
         parts.append(f"#token: {load.num_used_tokens}, token usage: {load.token_usage:.2f}")
         if acceptance.length is not None:
             parts.append(f"accept len: {acceptance.length:.2f}")

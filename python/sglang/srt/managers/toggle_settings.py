@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from sglang.srt.configs.speculative_args import AUTO, Threshold
-from sglang.srt.model_executor.step_plan import ExecutorInfo
+from sglang.srt.model_executor.step_plan import ExecutorInfo, RaggedSize
 from sglang.srt.speculative.auto import AutoInput
 from sglang.srt.speculative.controller import AutoController, CommittedStep
 from sglang.srt.speculative.schedule import BsSchedule, ScheduleError, decide_by_schedule, parse_bs_schedule
@@ -43,6 +43,9 @@ class ToggleSettings:
         self._info = info
         self._policy = policy
         self._num_steps = info.spec.num_steps if info.spec else 0
+        self._ragged: dict[int, dict[int, list[RaggedSize]]] = {}  # draft length -> rows, ascending -> sizes
+        for size in info.ragged_sizes:
+            self._ragged.setdefault(size.draft_len, {}).setdefault(size.rows, []).append(size)
         self._most_rows = {draft_len: info.most_rows(draft_len) for draft_len in info.draft_lens}
 
     def begin(self, threshold: Threshold, schedule: str | None) -> None:
@@ -69,11 +72,29 @@ class ToggleSettings:
             self._auto_figures, self._num_untold = self.auto.figures(), 0
         return self._auto_figures
 
+    @property
+    def tells_rows_apart(self) -> bool:
+        """Whether ``observe`` wants to know what every row did."""
+        return self.auto is not None and self.auto.tells_rows_apart
+
     # ---- asked for every step ------------------------------------------------------------------
 
     def prepared_lens(self, num_rows: int) -> tuple[int, ...]:
         """Draft lengths that have steps of so many rows, ascending."""
         return tuple(draft_len for draft_len, most in self._most_rows.items() if num_rows <= most)
+
+    def ragged_sizes(self, num_rows: int) -> tuple[RaggedSize, ...]:
+        """Steps for so many rows with draft lengths of their own, as few padded rows as there are: `auto` may
+        choose one of them.
+        """
+        if self.threshold != AUTO or self.schedule is not None or not self._ragged:
+            return ()
+        if not self.tells_rows_apart:
+            return ()
+        sizes: list[RaggedSize] = []
+        for by_rows in self._ragged.values():
+            sizes += next((of for rows, of in by_rows.items() if rows >= num_rows), ())
+        return tuple(sizes)
 
     def decide(self, state: AutoInput) -> Decision:
         if self.schedule is not None:

@@ -138,6 +138,11 @@ class StepPlan:
     def num_rows(self) -> int:
         return len(self.decode_slots) + len(self.prefill)
 
+    @property
+    def drafts_of_rows(self) -> tuple[int, ...]:
+        """How many drafts each decode slot verifies."""
+        return self.row_drafts or (self.draft_len,) * len(self.decode_slots)
+
 
 @dataclass(frozen=True, slots=True)
 class StepDrafts:
