@@ -29,6 +29,7 @@ from sglang.srt.managers.executor_build_models import load_models
 from sglang.srt.model_executor import tune_linears
 from sglang.srt.model_executor.step_plan import ExecutorInfo, SlotSampling
 from sglang.srt.model_executor.worker import Worker
+from sglang.srt.models import packed
 
 TOTAL = 1 << 30
 CHAIN, TREE = (3, 1, 4), (2, 4, 16)
@@ -115,6 +116,25 @@ def test_two_gpus_are_one(shape: tuple[int, int, int]) -> None:
     assert group.info.num_pages > 0, "RankGroup compares: the ranks agree on it"
     assert [rank.worker.pools[0].kv.shape[2] for rank in group.ranks] == [1, 1], "KV heads"
     assert texts(group, shape[0]) == texts(whole, shape[0])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family,kind", [("llama", "NGRAM"), ("glm4-moe", "NEXTN")])
+def test_drafters_without_a_folder(family: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two GPUs as of one, with graphs; GLM's heads are in the order of the kernels."""
+    monkeypatch.setattr(packed, "wants_kernels", lambda device: True)
+    args = replace(
+        arguments(CHAIN, 1, "float32"), model_path=str(target_folder(family)), draft_model_path=None,
+        draft_kind=kind,
+    )  # fmt: skip
+    found = []
+    for size in (1, 2):
+        group = RankGroup(replace(args, tp_size=size), build=build_rank)
+        found.append(texts(group, CHAIN[0]))
+        group.shutdown()
+    plain = RankGroup(replace(args, draft_kind=None), build=build_rank)
+    assert found == [texts(plain, 0)] * 2
+    plain.shutdown()
 
 
 def test_ranks_that_choose_different_kernels_stay_together() -> None:
