@@ -17,7 +17,14 @@ from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.entrypoints.context import ServerContext
 from sglang.srt.entrypoints.http_server import build_app
 from sglang.srt.managers.chat_templates import load_chat_template
-from sglang.srt.managers.io_struct import FinishReason, GenerateRequest, RequestStats, TextBatch, TextOutput
+from sglang.srt.managers.io_struct import (
+    AbortRequest,
+    FinishReason,
+    GenerateRequest,
+    RequestStats,
+    TextBatch,
+    TextOutput,
+)
 from sglang.srt.managers.text_observers import Observers
 from sglang.srt.managers.tokenizer_manager import Limits, TokenizerManager
 from sglang.srt.server_args import ServerArgs
@@ -39,6 +46,8 @@ class ChatDesk:
         (folder / "config.json").write_text(json.dumps(config))
         self.tokenizer = TextTokenizer.from_folder(folder)
         self.pieces: list[str] = []
+        self.held_at: int | None = None  # the piece that waits until this is another, or for an abort
+        self._aborted: set[str] = set()
         self.finish = FinishReason("stop", matched=7)
         self.sent: list[GenerateRequest] = []
         self.manager = TokenizerManager(
@@ -60,16 +69,24 @@ class ChatDesk:
         if isinstance(message, GenerateRequest):
             self.sent.append(message)
             self._answers.add(asyncio.create_task(self._answer(message)))
+        elif isinstance(message, AbortRequest):
+            self._aborted.add(message.rid)
 
     async def _answer(self, request: GenerateRequest) -> None:
         pieces = self.pieces if request.stream else ["".join(self.pieces)]
         ids_before = 0
         for number, piece in enumerate(pieces):
+            while number == self.held_at and request.rid not in self._aborted:
+                await asyncio.sleep(0.001)
             ids = self.tokenizer.encode(piece)
+            finish = self.finish if number == len(pieces) - 1 else None
+            if request.rid in self._aborted:
+                piece, ids, finish = "", [], FinishReason("abort", message="aborted")
             ids_before += len(ids)
             stats = RequestStats(len(request.input_ids), ids_before, 0)
-            finish = self.finish if number == len(pieces) - 1 else None
             self.manager.receive(TextBatch([TextOutput(request.rid, piece, ids, stats, finish)]))
+            if finish is not None:
+                return
             await asyncio.sleep(0)
 
     def client(self) -> httpx2.AsyncClient:

@@ -42,7 +42,7 @@ def own_shape(path: str) -> ErrorShape | None:
     return next(below, None)
 
 
-def http_error_body(path: str, status_code: int, message: str) -> dict[str, Any]:
+def http_error_body(path: str, status_code: int, message: str, kind: str | None = None) -> dict[str, Any]:
     shape = own_shape(path)
     if shape is not None:
         return shape(RequestError(message, status_code))
@@ -51,7 +51,7 @@ def http_error_body(path: str, status_code: int, message: str) -> dict[str, Any]
     return {
         "object": "error",
         "message": message,
-        "type": str(status_code),
+        "type": kind or str(status_code),
         "param": None,
         "code": status_code,
     }

@@ -40,6 +40,7 @@ from sglang.srt.entrypoints.openai.api import openai_router
 from sglang.srt.entrypoints.openapi import openapi_router
 from sglang.srt.entrypoints.parse_api import parse_router
 from sglang.srt.entrypoints.prepare import Prepared, StartError
+from sglang.srt.entrypoints.responses.api import responses_router
 from sglang.srt.entrypoints.server_runtime import ServerRuntime, metrics_folder
 from sglang.srt.entrypoints.tokenize_api import tokenize_router
 from sglang.srt.server_args import ServerArgs
@@ -62,6 +63,7 @@ def build_app(context: ServerContext) -> ASGIApp:
     app.include_router(dashboard_router(context))
     app.include_router(health_router(context.manager, args.watchdog_timeout))
     app.include_router(openai_router(context))
+    app.include_router(responses_router(context))
     app.include_router(anthropic_router(context))
     app.include_router(tokenize_router(context))
     app.include_router(parse_router())
@@ -87,14 +89,13 @@ def build_app(context: ServerContext) -> ASGIApp:
     return app
 
 
-async def _invalid_body(_: Request, error: Exception) -> Response:
+async def _invalid_body(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     parts = []
     for item in error.errors():
         place = ".".join(str(part) for part in item["loc"] if part != "body")
         parts.append(f"{place}: {item['msg']}" if place else str(item["msg"]))
-    message = error_message("; ".join(parts))
-    body = {"object": "error", "message": message, "type": "Bad Request", "param": None, "code": 400}
+    body = http_error_body(route_path(request.scope), 400, error_message("; ".join(parts)), "Bad Request")
     return JSONResponse(body, status_code=400)
 
 

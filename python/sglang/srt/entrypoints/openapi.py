@@ -30,7 +30,7 @@ class Operation:
 
 _STREAMED: Final = (_JSON, _EVENTS)
 _OPENAI: Final = "OpenAIError"
-_EVERYWHERE: Final = ("AnthropicError",)  # also what never reaches a handler
+_EVERYWHERE: Final = ("AnthropicError", "ResponsesError")  # also what never reaches a handler
 OPERATIONS: Final[dict[str, Operation]] = {
     "/generate": Operation("Continue a prompt, or several", "GenerateBody", _STREAMED),
     "/abort_request": Operation("End a request, or all", "AbortBody", ()),
@@ -53,6 +53,15 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "/metrics": Operation("Metrics for Prometheus", None, (_TEXT,)),
     "/v1/chat/completions": Operation("OpenAI's chat completions", "ChatBody", _STREAMED, _OPENAI),
     "/v1/completions": Operation("OpenAI's completions", "CompletionBody", _STREAMED, _OPENAI),
+    "/v1/responses": Operation(
+        "OpenAI's responses", "ResponsesBody", _STREAMED, "ResponsesError", statuses=(404,)
+    ),
+    "/v1/responses/{response_id}": Operation(
+        "A response that was stored", None, _STREAMED, "ResponsesError", statuses=(404,)
+    ),
+    "/v1/responses/{response_id}/cancel": Operation(
+        "End a response in the background", error="ResponsesError", statuses=(404,)
+    ),
     "/v1/models": Operation("The models: one"),
     "/v1/models/{model_id}": Operation("The model of that name", error="NestedError", statuses=(404,)),
     "/v1/messages": Operation("Anthropic's messages", "MessagesBody", _STREAMED, "AnthropicError"),
@@ -96,6 +105,7 @@ _ERRORS: Final[dict[str, Schema]] = {
         code={"type": ["integer", "string"]},
     ),
     "NestedError": _object(error=_object(message=_STRING, type=_STRING, param=_OR_NONE, code=_STRING)),
+    "ResponsesError": _object(error=_object(message=_STRING, type=_STRING, param=_OR_NONE, code=_OR_NONE)),
     "AnthropicError": _object(type={"const": "error"}, error=_object(type=_STRING, message=_STRING)),
     "Unauthorized": _object(error=_STRING),
 }

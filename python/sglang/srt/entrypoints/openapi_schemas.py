@@ -13,6 +13,7 @@ from sglang.srt.configs.parser_args import REASONING_PARSERS, TOOL_CALL_PARSERS
 from sglang.srt.entrypoints.anthropic.messages import MessagesBody, PromptBody
 from sglang.srt.entrypoints.native_wishes import MAX_NAMED_IDS, MAX_TOP_LOGPROBS
 from sglang.srt.entrypoints.openai.protocol import ChatBody, CompletionBody
+from sglang.srt.entrypoints.responses.body import ResponsesBody
 from sglang.srt.sampling.sampling_params import (
     LARGEST_INT,
     LARGEST_NUMBER,
@@ -32,6 +33,7 @@ _BODIES: Final[dict[str, type[BaseModel]]] = {
     "CompletionBody": CompletionBody,
     "MessagesBody": MessagesBody,
     "PromptBody": PromptBody,
+    "ResponsesBody": ResponsesBody,
 }
 
 _COUNT: Final = {"minimum": 1, "maximum": LARGEST_INT}
@@ -41,6 +43,7 @@ RANGES: Final[dict[str, Schema]] = {
     "max_new_tokens": _COUNT,
     "max_tokens": _COUNT,
     "max_completion_tokens": _COUNT,
+    "max_output_tokens": _COUNT,
     "min_new_tokens": _FROM_0,
     "min_tokens": _FROM_0,
     "temperature": {"minimum": 0, "maximum": LARGEST_NUMBER},

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 from fastapi import APIRouter
-from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -18,12 +15,11 @@ from sglang.srt.entrypoints.answering import (
 )
 from sglang.srt.entrypoints.anthropic.answers import STREAM_FORM, events, whole
 from sglang.srt.entrypoints.anthropic.messages import MessagesBody, PromptBody, chat_body
+from sglang.srt.entrypoints.bodies import validated
 from sglang.srt.entrypoints.context import ServerContext
 from sglang.srt.entrypoints.error_shapes import anthropic_error
 from sglang.srt.entrypoints.openai.chat import prepare_chat
 from sglang.srt.managers.text_request import RequestError
-
-Body = TypeVar("Body", bound=PromptBody)
 
 
 def anthropic_router(context: ServerContext) -> APIRouter:
@@ -32,27 +28,19 @@ def anthropic_router(context: ServerContext) -> APIRouter:
     @router.post("")
     async def messages(request: Request) -> Response:
         try:
-            return await _answer(request, await _read(request, MessagesBody), context)
+            return await _answer(request, validated(MessagesBody, await read_json(request)), context)
         except RequestError as error:
             return error_response(error, anthropic_error)
 
     @router.post("/count_tokens")
     async def count_tokens(request: Request) -> Response:
         try:
-            asked, _ = prepare_chat(chat_body(await _read(request, PromptBody)), context)
+            asked, _ = prepare_chat(chat_body(validated(PromptBody, await read_json(request))), context)
             return JSONResponse({"input_tokens": len(await context.manager.tokenize(asked))})
         except RequestError as error:
             return error_response(error, anthropic_error)
 
     return router
-
-
-async def _read(request: Request, kind: type[Body]) -> Body:
-    try:
-        return kind.model_validate(await read_json(request))
-    except ValidationError as error:
-        lines = [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()]
-        raise RequestError("; ".join(lines)) from error
 
 
 async def _answer(request: Request, body: MessagesBody, context: ServerContext) -> Response:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from sglang.srt.entrypoints.bodies import validated
 from sglang.srt.entrypoints.context import new_rid
 from sglang.srt.entrypoints.openai.protocol import ChatBody
 from sglang.srt.managers.text_request import RequestError
@@ -87,7 +88,7 @@ class MessagesBody(PromptBody):
 
 
 def chat_body(body: PromptBody) -> ChatBody:
-    return ChatBody.model_validate(body.chat_fields())
+    return validated(ChatBody, body.chat_fields())
 
 
 def _text(content: Any, where: str, between: str) -> str:
