@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
-from sgl_kernel.moe.weights import GROUP, ExpertMatrix, Format
+from sgl_kernel.moe.weights import GROUP, MXFP4_LARGEST, ExpertMatrix, Format
 
 
 def random_matrix(
@@ -32,6 +34,9 @@ def random_matrix(
     scale = torch.rand(*size[:2], columns // GROUP[form], generator=generator) + 0.2
     if form is Format.INT4:
         return ExpertMatrix(form, words, (scale * 0.2).bfloat16())
+    if form is Format.MXFP4:
+        exponents = torch.randint(120, MXFP4_LARGEST + 1, scale.shape, generator=generator).to(torch.uint8)
+        return ExpertMatrix(form, words, exponents)
     whole = torch.rand(num_experts, parts, generator=generator) + 0.5
     return ExpertMatrix(form, words, scale.to(torch.float8_e4m3fn), whole)
 
@@ -51,7 +56,16 @@ def meta_matrix(form: Format, num_experts: int, rows: int, columns: int, parts: 
         scale = torch.empty(num_experts, *blocks_of(rows, columns, parts, block), device="meta")
         return ExpertMatrix(form, data, scale, block=block, parts=parts)
     words = torch.empty(*size[:2], columns // 8, dtype=torch.int32, device="meta")
-    dtype = torch.bfloat16 if form is Format.INT4 else torch.float8_e4m3fn
-    scale = torch.empty(*size[:2], columns // GROUP[form], dtype=dtype, device="meta")
+    dtypes = {Format.INT4: torch.bfloat16, Format.NVFP4: torch.float8_e4m3fn, Format.MXFP4: torch.uint8}
+    scale = torch.empty(*size[:2], columns // GROUP[form], dtype=dtypes[form], device="meta")
     whole = torch.empty(num_experts, parts, device="meta") if form is Format.NVFP4 else None
     return ExpertMatrix(form, words, scale, whole)
+
+
+def with_bias(matrix: ExpertMatrix, seed: int, dtype: torch.dtype = torch.float32) -> ExpertMatrix:
+    """As GPT-OSS's have. The meta device has no numbers to draw."""
+    size = matrix.data.shape[:2]
+    if matrix.data.is_meta:
+        return replace(matrix, bias=torch.empty(size, dtype=dtype, device="meta"))
+    bias = torch.randn(size, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    return replace(matrix, bias=bias)

@@ -11,7 +11,7 @@ import torch
 
 pytest.importorskip("triton", reason="kernels need triton")
 
-from helpers.expert_matrices import meta_matrix, random_matrix
+from helpers.expert_matrices import meta_matrix, random_matrix, with_bias
 from helpers.ptx_pairs import run_pairs
 
 from sgl_kernel._dispatch import H200, RTX_PRO_6000, DeviceInfo
@@ -32,11 +32,11 @@ from sgl_kernel.moe.ops import (
 from sgl_kernel.moe.pairs import down_launch, gate_up_launch
 from sgl_kernel.moe.reference import fused_experts_ref, route_ref
 from sgl_kernel.moe.unpacking.ptx import int4_program, nvfp4_program
-from sgl_kernel.moe.weights import E2M1, PACKED, ExpertMatrix, Format
+from sgl_kernel.moe.weights import E2M1, MXFP4_LARGEST, PACKED, ExpertMatrix, Format
 from sgl_kernel.testing.compile_gate import check
 from sgl_kernel.testing.interpret import interpret
 
-PLAIN, INT4, NVFP4, FP8 = Format.PLAIN, Format.INT4, Format.NVFP4, Format.FP8
+PLAIN, INT4, NVFP4, MXFP4, FP8 = Format.PLAIN, Format.INT4, Format.NVFP4, Format.MXFP4, Format.FP8
 
 
 def routing(num_tokens: int, num_experts: int, top_k: int, seed: int, padded: int = 0) -> torch.Tensor:
@@ -89,11 +89,15 @@ def compare(
     again: bool = False,
     block: tuple[int, int] = (128, 128),
     by_pair: bool = False,
+    as_gpt_oss: bool = False,
 ) -> None:
-    """sizes: E, H, I; tokens: T, k. ``again``: twice, with the same counters."""
+    """sizes: E, H, I; tokens: T, k. ``again``: twice, with the same counters. ``as_gpt_oss``: biases, and its
+    activation."""
     (num_experts, hidden, inter), (num_tokens, top_k) = sizes, tokens
     gate_up = random_matrix(formats[0], num_experts, 2 * inter, hidden, seed=1, parts=2, block=block)
     down = random_matrix(formats[1], num_experts, hidden, inter, seed=2, block=block)
+    if as_gpt_oss:
+        gate_up, down = with_bias(gate_up, 5), with_bias(down, 6, torch.bfloat16)
     experts = routing(num_tokens, num_experts, top_k, 3, padded)
     generator = torch.Generator().manual_seed(4)
     counters = expert_counters("cpu")
@@ -102,9 +106,10 @@ def compare(
         weights = torch.rand(num_tokens, top_k, generator=generator)
         base = torch.randn(num_tokens, hidden, generator=generator) if with_base else None
         got = fused_experts(
-            x, weights, experts, gate_up, down, base=base, config=config, counters=counters, by_pair=by_pair
-        )
-        expected = fused_experts_ref(x, weights, experts, gate_up, down, base)
+            x, weights, experts, gate_up, down, base=base, config=config, counters=counters, by_pair=by_pair,
+            clamped=as_gpt_oss,
+        )  # fmt: skip
+        expected = fused_experts_ref(x, weights, experts, gate_up, down, base, as_gpt_oss)
         assert not counters.any()
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
 
@@ -136,6 +141,18 @@ def body_pairs() -> None:
     pairs((NVFP4, NVFP4), (2, 128, 32), (2, 1), ExpertsConfig(8, wide, wide))
     pairs((PLAIN, PLAIN), (2, 40, 24), (1, 2), ExpertsConfig(8, plain, plain))
     pairs((FP8, FP8), (2, 136, 40), (1, 1), ExpertsConfig(8, plain, plain), block=(32, 128))
+
+
+def body_gpt_oss() -> None:
+    """MXFP4 and plain weights with biases and the clamped activation, every way through."""
+    wide, split = ProductConfig(64, 8, 1, 4, 2, False), ProductConfig(32, 4, 2, 4, 2, False)
+    plain = ProductConfig(16, 32, 2, 4, 2, False)
+    same = partial(compare, as_gpt_oss=True)
+    same((MXFP4, MXFP4), (3, 96, 96), (3, 2), ExpertsConfig(8, split, wide), padded=1, with_base=True)
+    same((MXFP4, MXFP4), (2, 160, 64), (2, 1), ExpertsConfig(8, wide, replace(wide, row_tiles=2)))
+    same((PLAIN, PLAIN), (2, 40, 24), (2, 2), ExpertsConfig(16, plain, plain))
+    same((MXFP4, MXFP4), (2, 96, 64), (2, 1), ExpertsConfig(8, split, wide), by_pair=True, again=True)
+    same((PLAIN, PLAIN), (2, 40, 24), (1, 2), ExpertsConfig(8, plain, plain), by_pair=True)
 
 
 def body_float8() -> None:
@@ -188,6 +205,8 @@ def body_some() -> None:
     compare((INT4, NVFP4), (2, 96, 32), (2, 2), config, padded=1, with_base=True, by_pair=True, again=True)
     plain = ProductConfig(32, 64, 2, 4, 2, False)
     compare((FP8, PLAIN), (2, 128, 40), (1, 1), ExpertsConfig(16, plain, plain), block=(64, 64))
+    config = ExpertsConfig(8, split, split)
+    compare((MXFP4, MXFP4), (2, 96, 32), (3, 1), config, padded=1, as_gpt_oss=True)
 
 
 def test_kernels_equal_references() -> None:
@@ -195,14 +214,14 @@ def test_kernels_equal_references() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["alone", "products", "pairs", "float8", "many"])
+@pytest.mark.parametrize("name", ["alone", "products", "pairs", "float8", "many", "gpt_oss"])
 def test_all_kernels_equal_references(name: str) -> None:
     interpret(__file__, f"body_{name}")
 
 
 def test_the_formats_are_what_they_say() -> None:
     """One weight at a time, by the definitions."""
-    for form, group in ((INT4, 32), (NVFP4, 16)):
+    for form, group in ((INT4, 32), (NVFP4, 16), (MXFP4, 32)):
         matrix = random_matrix(form, 2, 4, 64, seed=5, parts=2)
         assert matrix.scale is not None
         for expert in range(2):
@@ -212,12 +231,14 @@ def test_the_formats_are_what_they_say() -> None:
                     word = int(matrix.data[expert, row, column // 8]) & 0xFFFFFFFF
                     code = word >> (4 * (column % 8)) & 15
                     scale = float(matrix.scale[expert, row, column // group])
+                    value = E2M1[code & 7] * (-1 if code & 8 else 1)
                     if form is INT4:
                         assert made[row, column] == (code - 8) * scale
+                    elif form is MXFP4:
+                        assert made[row, column] == value * 2 ** (scale - 127)
                     else:
                         assert matrix.global_scale is not None
                         own = float(matrix.global_scale[expert, row // 2])
-                        value = E2M1[code & 7] * (-1 if code & 8 else 1)
                         assert made[row, column] == value * scale * own
 
 
@@ -226,7 +247,7 @@ def test_scales_that_do_not_fit_are_refused() -> None:
         ExpertMatrix(INT4, torch.zeros(1, 4, 8, dtype=torch.int32), torch.ones(1, 4, 3))
 
 
-@pytest.mark.parametrize("program", ["int4", "nvfp4"])
+@pytest.mark.parametrize("program", ["int4", "nvfp4", "mxfp4"])
 def test_ptx_makes_the_weights_of_every_code(program: str) -> None:
     """All 16 codes in every nibble, with scales of all sizes: what the program says, carried out here."""
     generator = torch.Generator().manual_seed(0)
@@ -234,6 +255,11 @@ def test_ptx_makes_the_weights_of_every_code(program: str) -> None:
     scale = (torch.randn(2, 4096, generator=generator) * 0.02).bfloat16()
     if program == "int4":
         got = run_pairs(int4_program(), words & 0xFFFFFFFF, scale)  # [8, 2, 4096] bfloat16
+    elif program == "mxfp4":
+        exponents = torch.randint(0, MXFP4_LARGEST + 1, scale.shape, generator=generator)
+        given = ((exponents + 126) << 7).to(torch.int16).view(torch.bfloat16)  # as the kernel makes it
+        scale = torch.exp2(exponents.float() - 127)
+        got = run_pairs(nvfp4_program(), words & 0xFFFFFFFF, given)
     else:
         bits = torch.randint(1, 127, scale.shape, generator=generator).to(torch.uint8)  # of all sizes
         scale = bits.view(torch.float8_e4m3fn).bfloat16()
@@ -252,7 +278,19 @@ def test_ptx_makes_the_weights_of_every_code(program: str) -> None:
 
 KIMI = (384, 7168, 2048, 8)  # experts, hidden, intermediate, top k
 GLM5 = (256, 6144, 2048, 8)
+GPT_OSS = (128, 2880, 2880, 4)
 DEVICES = pytest.mark.parametrize("info", [H200, RTX_PRO_6000], ids=lambda info: f"sm_{info.arch}")
+
+
+def meta_experts(
+    form: Format, model: tuple[int, int, int, int], ranks: int
+) -> tuple[ExpertMatrix, ExpertMatrix]:
+    num_experts, hidden, inter, _ = model
+    gate_up = meta_matrix(form, num_experts, 2 * inter // ranks, hidden, parts=2)
+    down = meta_matrix(form, num_experts, hidden, inter // ranks)
+    if model is not GPT_OSS:
+        return gate_up, down
+    return with_bias(gate_up, 0, torch.bfloat16), with_bias(down, 0, torch.bfloat16)
 
 
 def launches(
@@ -260,8 +298,7 @@ def launches(
 ) -> list[Launch]:
     """Of a layer, as one of so many ranks has it: routing, gate and up, down, the sum."""
     num_experts, hidden, inter, top_k = model
-    gate_up = meta_matrix(form, num_experts, 2 * inter // ranks, hidden, parts=2)
-    down = meta_matrix(form, num_experts, hidden, inter // ranks)
+    gate_up, down = meta_experts(form, model, ranks)
     x = torch.empty(tokens, hidden, dtype=torch.bfloat16, device="meta")
     experts = torch.empty(tokens, top_k, dtype=torch.int64, device="meta")
     weights = torch.empty(tokens, top_k, dtype=torch.float32, device="meta")
@@ -273,11 +310,12 @@ def launches(
     return [
         route_launch(x, experts, routed, gate_up, config, True),
         product_launch(
-            routed.x, gate_up, routed, middle, config, counters, True, gated=True, out_words=words
+            routed.x, gate_up, routed, middle, config, counters, True, gated=True, out_words=words,
+            clamped=model is GPT_OSS,
         ),
         product_launch(middle, down, routed, products, config, counters, True, gated=False),
         combine_launch(products, weights, experts, x, x, True),
-    ]
+    ]  # fmt: skip
 
 
 def gate(launch: Launch, info: DeviceInfo) -> None:
@@ -307,15 +345,14 @@ def pair_launches(
 ) -> list[Launch]:
     """Of a layer for few tokens: gate and up; down and the sum."""
     num_experts, hidden, inter, top_k = model
-    gate_up = meta_matrix(form, num_experts, 2 * inter // ranks, hidden, parts=2)
-    down = meta_matrix(form, num_experts, hidden, inter // ranks)
+    gate_up, down = meta_experts(form, model, ranks)
     x = torch.empty(tokens, hidden, dtype=torch.bfloat16, device="meta")
     experts = torch.empty(tokens, top_k, dtype=torch.int32, device="meta")
     weights = torch.empty(tokens, top_k, dtype=torch.float32, device="meta")
     middle = torch.empty(tokens * top_k, inter // ranks, dtype=torch.bfloat16, device="meta")
     config, counters = pairs_config(info, tokens, top_k, gate_up, down), expert_counters("meta")
     return [
-        gate_up_launch(x, experts, gate_up, middle, config, counters, True),
+        gate_up_launch(x, experts, gate_up, middle, config, counters, True, model is GPT_OSS),
         down_launch(middle, weights, experts, down, x, x, config, counters, True),
     ]
 
@@ -334,6 +371,23 @@ def test_kimis_pairs_fit(info: DeviceInfo) -> None:
 @DEVICES
 def test_kimis_gate_and_up_fit(info: DeviceInfo) -> None:
     gate(launches(INT4, KIMI, 8, 4, info)[1], info)
+
+
+@DEVICES
+def test_gpt_oss_fits(info: DeviceInfo) -> None:
+    gate(launches(MXFP4, GPT_OSS, 1, 16, info)[1], info)
+
+
+@pytest.mark.long
+@DEVICES
+@pytest.mark.parametrize("form", [MXFP4, PLAIN], ids=lambda form: form.value)
+def test_all_sizes_of_gpt_oss_fit(form: Format, info: DeviceInfo) -> None:
+    for ranks in (1, 9):  # 320 of an expert's 2880 rows, whole groups
+        for tokens in (1, 16, 128, 2048):
+            for launch in launches(form, GPT_OSS, ranks, tokens, info):
+                gate(launch, info)
+        for launch in pair_launches(form, GPT_OSS, ranks, 4, info):
+            gate_pairs(launch, info)
 
 
 @pytest.mark.long

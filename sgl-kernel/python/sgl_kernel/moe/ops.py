@@ -61,6 +61,7 @@ def fused_experts(
     counters: torch.Tensor | None = None,
     pdl: bool = False,
     by_pair: bool | None = None,
+    clamped: bool = False,
 ) -> torch.Tensor:
     """``base + sum over a token's experts of weight * down(silu(gate(x)) * up(x))``, [T, H] of x's type.
 
@@ -68,21 +69,23 @@ def fused_experts(
     row, negative: none; gate_up: [E, 2 * I, H], gate first; down: [E, H, I]; base: [T, H], added. Sums are
     float32 and in a fixed order: a token's result does not depend on who is beside it but for the tile it
     is multiplied in. config: launch constants instead of the table's; counters: ``expert_counters``, None:
-    made anew, which costs a launch; by_pair: whether each pair has a program of its own, None: where it pays.
+    made anew, which costs a launch; by_pair: whether each pair has a program of its own, None: where it pays;
+    clamped: instead of silu, GPT-OSS's ``gate * sigmoid(1.702 gate) * (up + 1)`` of clamped gate and up.
     """
     _check(x, weights, experts, gate_up, down, base)
     if not use_kernel(x):
-        return fused_experts_ref(x, weights, experts, gate_up, down, base)
+        return fused_experts_ref(x, weights, experts, gate_up, down, base, clamped)
     out = torch.empty(x.shape[0], down.rows, dtype=x.dtype, device=x.device)
     if by_pair if by_pair is not None else pays(x.shape[0], gate_up.num_experts, experts.shape[1]):
-        _by_pair(x, weights, experts, gate_up, down, base, out, config, counters, pdl)
+        _by_pair(x, weights, experts, gate_up, down, base, out, config, counters, pdl, clamped)
         return out
     for begin in range(0, x.shape[0], MAX_TOKENS):
         some = slice(begin, begin + MAX_TOKENS)
         own_base = None if base is None else base[some]
         _one_pass(
-            x[some], weights[some], experts[some], gate_up, down, own_base, out[some], config, counters, pdl
-        )
+            x[some], weights[some], experts[some], gate_up, down, own_base, out[some], config, counters, pdl,
+            clamped,
+        )  # fmt: skip
     return out
 
 
@@ -97,11 +100,12 @@ def _by_pair(
     config: ExpertsConfig | None,
     counters: torch.Tensor | None,
     pdl: bool,
+    clamped: bool,
 ) -> None:
     config = config or pairs_config(device_info(x.device), experts.shape[0], experts.shape[1], gate_up, down)
     hidden = torch.empty(experts.numel(), down.columns, dtype=x.dtype, device=x.device)
     counters = expert_counters(x.device) if counters is None else counters
-    gate_up_launch(x, experts, gate_up, hidden, config, counters, pdl).run()
+    gate_up_launch(x, experts, gate_up, hidden, config, counters, pdl, clamped).run()
     down_launch(hidden, weights, experts, down, base, out, config, counters, pdl).run()
 
 
@@ -116,6 +120,7 @@ def _one_pass(
     config: ExpertsConfig | None,
     counters: torch.Tensor | None,
     pdl: bool,
+    clamped: bool,
 ) -> None:
     num_tokens, top_k = experts.shape
     config = config or experts_config(device_info(x.device), num_tokens, top_k, gate_up, down)
@@ -134,10 +139,13 @@ def _one_pass(
         if routed.x is not x:
             interleave_launch(x, routed, gate_up, config, pdl).run()
     for launch in (
-        product_launch(routed.x, gate_up, routed, hidden, config, counters, pdl, gated=True, out_words=words),
+        product_launch(
+            routed.x, gate_up, routed, hidden, config, counters, pdl, gated=True, out_words=words,
+            clamped=clamped,
+        ),
         product_launch(hidden, down, routed, products, config, counters, pdl, gated=False),
         combine_launch(products, weights, experts, base, out, pdl),
-    ):
+    ):  # fmt: skip
         launch.run()
 
 
@@ -250,6 +258,7 @@ def product_launch(
     *,
     gated: bool,
     out_words: int = 0,
+    clamped: bool = False,
 ) -> Launch:
     """gated: x by token -> out by place, [pairs, I']; else x by place -> out by pair, [pairs, H] float32.
 
@@ -276,8 +285,8 @@ def product_launch(
         (tiles, blocks, own.split),
         (
             x, matrix.data, matrix.data if matrix.scale is None else matrix.scale,
-            matrix.data if whole is None else whole, routed.blocks, routed.order, out, part, counted,
-            num_pairs, x.stride(0),
+            matrix.data if whole is None else whole, matrix.data if matrix.bias is None else matrix.bias,
+            routed.blocks, routed.order, out, part, counted, num_pairs, x.stride(0),
         ),
         {
             "N": rows,
@@ -289,7 +298,9 @@ def product_launch(
             "PARTS": 0 if whole is None else whole.shape[1],
             "SCALE_ROWS": max(1, matrix.block[0]),
             "SCALE_COLUMNS": max(1, matrix.block[1]),
+            "BIAS": matrix.bias is not None,
             "GATED": gated,
+            "CLAMPED": clamped,
             "BM": routed.block_m,
             "BN": own.block_n,
             "WORDS": own.width,
@@ -302,6 +313,8 @@ def product_launch(
         },
         num_warps=own.num_warps,
         num_stages=own.num_stages,
+        # Left to itself ptxas spills 8 bytes of MXFP4's on sm_90, to reach five programs a SM.
+        max_registers=128 if matrix.format is Format.MXFP4 and not gated else None,
         pdl=pdl,
     )  # fmt: skip
 
@@ -323,14 +336,15 @@ def _rows_launch(
         rows_kernel,
         (-(-matrix.rows // (own.block_n * own.row_tiles)), routed.blocks.shape[0]),
         (
-            x, matrix.data, scale, scale if whole is None else whole, routed.blocks, routed.order, out,
-            x.stride(0),
+            x, matrix.data, scale, scale if whole is None else whole,
+            scale if matrix.bias is None else matrix.bias, routed.blocks, routed.order, out, x.stride(0),
         ),
         {
             "N": matrix.rows,
             "K": matrix.columns,
             "FORMAT": FORMATS[matrix.format],
             "PARTS": 0 if whole is None else whole.shape[1],
+            "BIAS": matrix.bias is not None,
             "BM": routed.block_m,
             "BN": own.block_n,
             "WORDS": own.width,

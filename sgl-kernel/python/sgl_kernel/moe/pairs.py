@@ -24,6 +24,7 @@ def gate_up_launch(
     config: ExpertsConfig,
     counters: torch.Tensor,
     pdl: bool,
+    clamped: bool = False,
 ) -> Launch:
     """x: [T, H], experts: [T, k] -> hidden: [T * k, I], by pair."""
     from sgl_kernel.moe.pairing.kernels import pair_gate_up_kernel
@@ -41,6 +42,7 @@ def gate_up_launch(
         {
             **_constants(x, matrix, own, rows),
             "TOP_K": experts.shape[1],
+            "CLAMPED": clamped,
             "CHUNK": own.chunk(matrix),
             "SPLIT": own.split,
             "PDL": pdl,
@@ -90,10 +92,11 @@ def down_launch(
     )  # fmt: skip
 
 
-def _tensors(matrix: ExpertMatrix) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Weights, scales, scales of whole matrices; the weights where there are none, which is not read."""
-    scale, whole = matrix.scale, matrix.global_scale
-    return matrix.data, matrix.data if scale is None else scale, matrix.data if whole is None else whole
+def _tensors(matrix: ExpertMatrix) -> tuple[torch.Tensor, ...]:
+    """Weights, scales, scales of whole matrices, biases; the weights where there are none, which is not
+    read."""
+    others = (matrix.scale, matrix.global_scale, matrix.bias)
+    return matrix.data, *(matrix.data if other is None else other for other in others)
 
 
 def _constants(x: torch.Tensor, matrix: ExpertMatrix, own: ProductConfig, rows: int) -> dict[str, Any]:
@@ -104,6 +107,7 @@ def _constants(x: torch.Tensor, matrix: ExpertMatrix, own: ProductConfig, rows: 
         "PARTS": 0 if matrix.global_scale is None else matrix.global_scale.shape[1],
         "SCALE_ROWS": max(1, matrix.block[0]),
         "SCALE_COLUMNS": max(1, matrix.block[1]),
+        "BIAS": matrix.bias is not None,
         "BN": own.block_n,
         "WORDS": own.width,
         "STAGES": own.num_stages,

@@ -15,6 +15,7 @@ def fused_experts_ref(
     gate_up: ExpertMatrix,
     down: ExpertMatrix,
     base: torch.Tensor | None,
+    clamped: bool = False,
 ) -> torch.Tensor:
     """As ``fused_experts``, an expert at a time, in float64 for float64 inputs and float32 otherwise.
 
@@ -24,13 +25,25 @@ def fused_experts_ref(
     out = torch.zeros(x.shape[0], down.rows, dtype=wide, device=x.device)
     for expert in experts[experts >= 0].unique().tolist():
         tokens, slots = (experts == expert).nonzero(as_tuple=True)
-        gate, up = F.linear(x[tokens].to(wide), gate_up.dequantise(expert, x.dtype).to(wide)).chunk(2, dim=1)
-        hidden = (F.silu(gate) * up).to(x.dtype).to(wide)
-        own = F.linear(hidden, down.dequantise(expert, x.dtype).to(wide))
+        gate, up = _product(x[tokens].to(wide), gate_up, expert, x.dtype).chunk(2, dim=1)
+        hidden = (clamped_swiglu(gate, up) if clamped else F.silu(gate) * up).to(x.dtype).to(wide)
+        own = _product(hidden, down, expert, x.dtype)
         out.index_add_(0, tokens, own * weights[tokens, slots, None].to(wide))
     if base is not None:
         out += base
     return out.to(x.dtype)
+
+
+def _product(x: torch.Tensor, matrix: ExpertMatrix, expert: int, dtype: torch.dtype) -> torch.Tensor:
+    """x: [T, K] -> [T, N], of weights as a model in ``dtype`` would hold them."""
+    bias = None if matrix.bias is None else matrix.bias[expert].to(x.dtype)
+    return F.linear(x, matrix.dequantise(expert, dtype).to(x.dtype), bias)
+
+
+def clamped_swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """GPT-OSS's."""
+    gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+    return gate * (1.702 * gate).sigmoid() * (up + 1)
 
 
 def route_ref(experts: torch.Tensor, block_m: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -13,17 +13,22 @@ class Format(Enum):
     PLAIN = "plain"  # bfloat16, float16 (or float32)
     INT4 = "int4"  # compressed-tensors, pack-quantized: groups of 32 columns, no zero points
     NVFP4 = "nvfp4"  # modelopt: e2m1 codes, an e4m3 scale for 16 columns, one scale for a matrix
+    MXFP4 = "mxfp4"  # e2m1 codes, an e8m0 scale (a power of 2) for 32 columns: GPT-OSS
     FP8 = "fp8"  # e4m3, a scale for a block of rows and columns, for a row, or for the whole
 
 
-FORMATS: Final = {Format.PLAIN: 0, Format.INT4: 1, Format.NVFP4: 2, Format.FP8: 3}
+FORMATS: Final = {Format.PLAIN: 0, Format.INT4: 1, Format.NVFP4: 2, Format.FP8: 3, Format.MXFP4: 4}
 """What kernels call them."""
 
-GROUP: Final = {Format.INT4: 32, Format.NVFP4: 16}
+GROUP: Final = {Format.INT4: 32, Format.NVFP4: 16, Format.MXFP4: 32}
 """Columns that one scale serves."""
 
 PACKED: Final = frozenset(GROUP)
 """Formats of eight weights a word."""
+
+MXFP4_LARGEST: Final = 128
+"""Of the scales' exponents, biased by 127: a factor of 2, so weights up to 12. Kernels hold 2 ** 126 times a
+scale in bfloat16."""
 
 E2M1: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
@@ -33,20 +38,24 @@ class ExpertMatrix:
     """``E`` matrices of N rows and K columns; with gate and up in one, the gate's N / 2 rows come first.
 
     INT4: ``w[n, k] = (q[n, k] - 8) * scale[n, k // 32]``; NVFP4: ``e2m1(code[n, k]) * scale[n, k // 16] *
-    global_scale``. Of a word, column ``8 j + i`` lies in bits ``4 i … 4 i + 3``. (Of NVFP4's bytes, the even
-    column in the low half: four of them are such a word on a little-endian machine.) FP8: ``data[n, k] *
-    scale[n // rows, k // columns]`` with ``block`` (rows, columns), rows counted within their part.
+    global_scale``; MXFP4: ``e2m1(code[n, k]) * 2 ** (scale[n, k // 32] - 127)``. Of a word, column ``8 j +
+    i`` lies in bits ``4 i … 4 i + 3``. (Of NVFP4's and MXFP4's bytes, the even column in the low half: four
+    of them are such a word on a little-endian machine.) FP8: ``data[n, k] * scale[n // rows, k //
+    columns]`` with ``block`` (rows, columns), rows counted within their part.
     """
 
     format: Format
     data: torch.Tensor  # PLAIN, FP8 (float8_e4m3fn): [E, N, K]; else [E, N, K / 8] int32
-    # INT4: [E, N, K / 32]; NVFP4: [E, N, K / 16] float8_e4m3fn; FP8: [E, blocks of rows, of columns] float32
+    # INT4: [E, N, K / 32]; NVFP4: [E, N, K / 16] float8_e4m3fn; MXFP4: [E, N, K / 32] uint8, at most
+    # MXFP4_LARGEST; FP8: [E, blocks of rows, of columns] float32
     scale: torch.Tensor | None = None
     global_scale: torch.Tensor | None = None  # NVFP4: [E, parts] float32, parts 1 or 2 (gate, up)
     block: tuple[int, int] = (0, 0)  # FP8: rows and columns that share a scale
     parts: int = 1  # FP8: 2: gate and up, whose blocks are counted apart
+    bias: torch.Tensor | None = None  # [E, N]
 
     def __post_init__(self) -> None:
+        assert self.bias is None or (self.bias.shape == self.data.shape[:2] and self.bias.is_contiguous())
         if self.format is Format.PLAIN:
             return
         if self.format is Format.FP8:
@@ -87,7 +96,7 @@ class ExpertMatrix:
 
     @property
     def weight_bytes(self) -> int:
-        parts = [t for t in (self.data, self.scale, self.global_scale) if t is not None]
+        parts = [t for t in (self.data, self.scale, self.global_scale, self.bias) if t is not None]
         return sum(t.numel() * t.element_size() for t in parts)
 
     @property
@@ -101,6 +110,8 @@ class ExpertMatrix:
         assert self.scale is not None
         work = torch.promote_types(dtype, torch.float32)
         own_scale = self.scale[expert].to(work)
+        if self.format is Format.MXFP4:
+            own_scale = torch.exp2(own_scale - 127)
         if self.format is Format.FP8:
             return (self.data[expert].to(work) * self._by_weight(own_scale)).to(dtype)
         shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=self.data.device)
@@ -109,6 +120,8 @@ class ExpertMatrix:
         if self.format is Format.INT4:
             return ((codes - 8).to(work) * scale).to(dtype)
         values = torch.tensor((*E2M1, *(-v for v in E2M1)), dtype=work, device=self.data.device)
+        if self.format is Format.MXFP4:
+            return (values[codes] * scale).to(dtype)
         assert self.global_scale is not None
         own = self.global_scale[expert].to(work)  # [parts]
         whole = own.repeat_interleave(self.rows // own.shape[0])[:, None]  # [N, 1]

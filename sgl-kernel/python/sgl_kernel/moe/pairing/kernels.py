@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 
 from sgl_kernel.common.kernels import arrive, begin_dependent, begin_in_order
-from sgl_kernel.moe.products.kernels import by_word, merge_splits, sums, tile_of, unpacked
-from sgl_kernel.moe.unpacking.kernels import FP8, INT4, unpack
+from sgl_kernel.moe.products.kernels import by_word, finished, merge_splits, sums, tile_of, unpacked
+from sgl_kernel.moe.unpacking.kernels import FP8, NVFP4, unpack
 
 # Columns of a tile, and weights a word.
 TILE = tl.constexpr(8)
@@ -71,7 +71,7 @@ def _sums_of_row(
             SCALE_COLUMNS, GATED, WORDS, STAGES, PAIRS, CT,
         )  # fmt: skip
     else:
-        GROUPS: tl.constexpr = K // (32 if FORMAT == INT4 else 16)
+        GROUPS: tl.constexpr = K // (16 if FORMAT == NVFP4 else 32)
         gate = w + row[:, None] * (K // 8)
         gate_scale = scale + row[:, None] * GROUPS
         acc, acc_up = _packed_sums(
@@ -87,6 +87,7 @@ def pair_gate_up_kernel(
     w,  # [E, 2 * N, K] or [E, 2 * N, K / 8]: the gate's rows first
     scale,  # [E, rows, groups]
     global_scale,  # [E, PARTS]
+    bias,  # [E, 2 * N] if BIAS
     experts,  # [T, TOP_K], negative: none
     out,  # [pairs, N]
     part,  # [SPLIT, pairs, 2 * N] float32 if SPLIT > 1
@@ -100,6 +101,8 @@ def pair_gate_up_kernel(
     PARTS: tl.constexpr,
     SCALE_ROWS: tl.constexpr,
     SCALE_COLUMNS: tl.constexpr,
+    BIAS: tl.constexpr,
+    CLAMPED: tl.constexpr,
     BN: tl.constexpr,
     WORDS: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -132,10 +135,10 @@ def pair_gate_up_kernel(
         )  # fmt: skip
         acc, acc_up = acc.reshape([BN]), acc_up.reshape([BN])
     if complete:
-        if PARTS > 0:
-            acc *= tl.load(global_scale + expert * PARTS) * (256.0 if PAIRS else 1.0)
-            acc_up *= tl.load(global_scale + expert * PARTS + PARTS - 1) * (256.0 if PAIRS else 1.0)
-        acc = acc / (1.0 + tl.exp(-acc)) * acc_up
+        acc = finished(
+            acc, acc_up, global_scale, bias, expert, tl.minimum(n, N - 1), N, PARTS, BIAS, True, CLAMPED,
+            PAIRS,
+        )  # fmt: skip
         tl.store(out + pair.to(tl.int64) * N + n, acc.to(out.dtype.element_ty), mask=n < N)
 
 
@@ -146,7 +149,7 @@ def _down_ahead(
     PDL: tl.constexpr,
 ):  # fmt: skip
     """[BN]. One pass takes all columns: the weights are on their way before the kernel ahead is done."""
-    PER: tl.constexpr = 4 if FORMAT == INT4 else 2
+    PER: tl.constexpr = 2 if FORMAT == NVFP4 else 4
     EVEN: tl.constexpr = K == 8 * WORDS
     GROUPS: tl.constexpr = K // (8 * PER)
     packed = tile_of(w + row[:, None] * (K // 8), tl.arange(0, WORDS), K // 8, EVEN)
@@ -163,6 +166,7 @@ def pair_down_kernel(
     w,  # [E, N, K] or [E, N, K / 8]
     scale,  # [E, rows, groups]
     global_scale,  # [E, 1] if PARTS
+    bias,  # [E, N] if BIAS
     experts,  # [T, TOP_K], negative: none
     weights,  # [T, TOP_K] float32
     base,  # [T, N] if BASE
@@ -177,6 +181,7 @@ def pair_down_kernel(
     PARTS: tl.constexpr,
     SCALE_ROWS: tl.constexpr,
     SCALE_COLUMNS: tl.constexpr,
+    BIAS: tl.constexpr,
     BASE: tl.constexpr,
     AHEAD: tl.constexpr,  # one pass of packed words takes all columns
     BN: tl.constexpr,
@@ -204,8 +209,7 @@ def pair_down_kernel(
                 x_row, w, scale, expert, there, 0, K, N, K, FORMAT, SCALE_ROWS, SCALE_COLUMNS, False, WORDS,
                 STAGES, PAIRS, CT,
             )  # fmt: skip
-        if PARTS > 0:
-            acc *= tl.load(global_scale + expert) * (256.0 if PAIRS else 1.0)
+        acc = finished(acc, acc, global_scale, bias, expert, there, N, PARTS, BIAS, False, False, PAIRS)
         tl.store(products + pair.to(tl.int64) * N + n, acc, mask=n < N)
     elif AHEAD:
         begin_dependent(PDL)

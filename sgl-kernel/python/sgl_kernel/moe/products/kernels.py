@@ -11,7 +11,7 @@ import triton.language as tl
 
 from sgl_kernel.common.kernels import arrive, begin_dependent
 from sgl_kernel.moe.routing.kernels import BLOCK_FIELDS
-from sgl_kernel.moe.unpacking.kernels import FP8, INT4, unpack
+from sgl_kernel.moe.unpacking.kernels import FP8, NVFP4, unpack
 
 
 @triton.jit
@@ -69,7 +69,7 @@ def unpacked(
     CT: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
     """Eight tiles [BN, WORDS] of weights, of columns k … k + 8 * WORDS - 1."""
-    PER: tl.constexpr = 4 if FORMAT == INT4 else 2  # words that a scale serves
+    PER: tl.constexpr = 2 if FORMAT == NVFP4 else 4  # words that a scale serves
     GROUPS: tl.constexpr = WORDS // PER
     packed = tile_of(words, k // 8 + tl.arange(0, WORDS), K // 8, EVEN)
     scale = tile_of(scales, k // (8 * PER) + tl.arange(0, GROUPS), K // (8 * PER), EVEN)
@@ -136,7 +136,7 @@ def sums(
             inside, begin, end, K, WORDS, SCALE_COLUMNS, GATED, STAGES, CT,
         )  # fmt: skip
     else:
-        GROUPS: tl.constexpr = K // (32 if FORMAT == INT4 else 16)
+        GROUPS: tl.constexpr = K // (16 if FORMAT == NVFP4 else 32)
         gate = w + row[:, None] * (K // 8)
         gate_scale = scale + row[:, None] * GROUPS
         acc, acc_up = _packed(
@@ -181,12 +181,40 @@ def _packed_order(n, WORDS: tl.constexpr):
     return at
 
 
+@triton.jit
+def finished(
+    acc, acc_up, global_scale, bias, expert, n,
+    N: tl.constexpr, PARTS: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr, CLAMPED: tl.constexpr,
+    PAIRS: tl.constexpr,
+):  # fmt: skip
+    """Sums with scales of whole matrices, biases and the activation. n: the rows, shaped to be broadcast with
+    the sums; none past the last one."""
+    if PARTS > 0:
+        acc *= tl.load(global_scale + expert * PARTS) * (256.0 if PAIRS else 1.0)
+        if GATED:
+            acc_up *= tl.load(global_scale + expert * PARTS + PARTS - 1) * (256.0 if PAIRS else 1.0)
+    if BIAS:
+        own_bias = bias + expert.to(tl.int64) * (2 * N if GATED else N) + n
+        acc += tl.load(own_bias).to(tl.float32)
+        if GATED:
+            acc_up += tl.load(own_bias + N).to(tl.float32)
+    if GATED:
+        if CLAMPED:  # GPT-OSS's; a NaN stays one
+            gate = tl.where(acc > 7.0, 7.0, acc)
+            up = tl.where(acc_up > 7.0, 7.0, tl.where(acc_up < -7.0, -7.0, acc_up))
+            acc = gate / (1.0 + tl.exp(-1.702 * gate)) * (up + 1.0)
+        else:
+            acc = acc / (1.0 + tl.exp(-acc)) * acc_up
+    return acc
+
+
 @triton.jit(do_not_specialize=["num_pairs"])
 def expert_kernel(
     x,  # rows by token if GATED, by place otherwise; in the order of packed words for packed weights
     w,  # [E, N, K] or [E, N, K / 8]; 2 * N rows if GATED, those of the gate first
     scale,  # [E, rows, groups]
     global_scale,  # [E, 1 or 2] if HAS_GLOBAL
+    bias,  # [E, rows] if BIAS
     blocks,  # [blocks, 3]
     order,  # [pairs]
     out,  # GATED: [pairs, OUT_WIDTH] by place, else [pairs, N] by pair
@@ -203,7 +231,9 @@ def expert_kernel(
     PARTS: tl.constexpr,  # scales of a whole matrix: 0, 1 or 2
     SCALE_ROWS: tl.constexpr,  # FP8: rows and columns that a scale serves
     SCALE_COLUMNS: tl.constexpr,
+    BIAS: tl.constexpr,
     GATED: tl.constexpr,
+    CLAMPED: tl.constexpr,  # the activation is GPT-OSS's, else silu
     BM: tl.constexpr,
     BN: tl.constexpr,
     WORDS: tl.constexpr,  # PLAIN, FP8: columns a pass
@@ -242,12 +272,10 @@ def expert_kernel(
             part, counter, acc, acc_up, place + m, n, within, num_pairs, N, SPLIT, GATED
         )
     if complete:
-        if PARTS > 0:
-            acc *= tl.load(global_scale + expert * PARTS) * (256.0 if PAIRS else 1.0)
-        if GATED:
-            if PARTS > 0:
-                acc_up *= tl.load(global_scale + expert * PARTS + PARTS - 1) * (256.0 if PAIRS else 1.0)
-            acc = acc / (1.0 + tl.exp(-acc)) * acc_up
+        acc = finished(
+            acc, acc_up, global_scale, bias, expert, tl.minimum(n, N - 1)[:, None], N, PARTS, BIAS, GATED,
+            CLAMPED, PAIRS,
+        )  # fmt: skip
         column = _packed_order(n, OUT_WORDS)
         target = out + (place + m if GATED else pair).to(tl.int64)[None, :] * OUT_WIDTH + column[:, None]
         tl.store(target, acc.to(out.dtype.element_ty), mask=within)
@@ -259,6 +287,7 @@ def rows_kernel(
     w,  # [E, N, K / 8], K at most the columns of a pass
     scale,  # [E, N, groups]
     global_scale,  # [E, 1] if PARTS
+    bias,  # [E, N] if BIAS
     blocks,  # [blocks, 3]
     order,  # [pairs]
     out,  # [pairs, N] by pair
@@ -267,6 +296,7 @@ def rows_kernel(
     K: tl.constexpr,
     FORMAT: tl.constexpr,
     PARTS: tl.constexpr,
+    BIAS: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     WORDS: tl.constexpr,
@@ -288,7 +318,7 @@ def rows_kernel(
     inside = m < tl.load(blocks + block * BLOCK_FIELDS + 1)
     pair = tl.load(order + place + m, mask=inside, other=0).to(tl.int64)
     v = _all_columns(x + (place + m).to(tl.int64)[:, None] * x_stride + at[None, :], inside, WORDS, CT)
-    GROUPS: tl.constexpr = K // (32 if FORMAT == INT4 else 16)
+    GROUPS: tl.constexpr = K // (16 if FORMAT == NVFP4 else 32)
     first = tl.program_id(0) * ROW_TILES
     for tile in tl.range(first, tl.minimum(first + ROW_TILES, tl.cdiv(N, BN)), num_stages=STAGES):
         n = tile * BN + tl.arange(0, BN)
@@ -300,8 +330,8 @@ def rows_kernel(
         acc = tl.zeros([BN, BM], tl.float32)
         for i in tl.static_range(8):
             acc = tl.dot(tiles[i], v[i], acc, input_precision="ieee")
-        if PARTS > 0:
-            acc *= tl.load(global_scale + expert) * (256.0 if PAIRS else 1.0)
+        there = tl.minimum(n, N - 1)[:, None]
+        acc = finished(acc, acc, global_scale, bias, expert, there, N, PARTS, BIAS, False, False, PAIRS)
         target = out + pair[None, :] * N + n[:, None]
         tl.store(target, acc.to(out.dtype.element_ty), mask=(n < N)[:, None] & inside[None, :])
 

@@ -15,11 +15,14 @@ from sgl_kernel.moe.unpacking.ptx import CONSTRAINTS, int4_program, nvfp4_progra
 INT4 = tl.constexpr(1)
 NVFP4 = tl.constexpr(2)
 FP8 = tl.constexpr(3)  # no words: nothing to unpack
+MXFP4 = tl.constexpr(4)
 
 
 @triton.jit
 def _weights(words, scale, i: tl.constexpr, FORMAT: tl.constexpr, CT: tl.constexpr):
     """Nibble i of each word, times the scale, in CT; by float32, one rounding."""
+    if FORMAT == MXFP4:
+        scale = (scale.to(tl.int32) << 23).to(tl.float32, bitcast=True)
     codes = (words >> (4 * i)) & 15
     if FORMAT == INT4:
         # 2 ** 23 + code, less 2 ** 23 + 8: exact, and no conversion of integers
@@ -62,12 +65,15 @@ else:
         NVFP4 are 2 ** 8 times too small.
         """
         if PAIRS:
-            scale = scale.to(tl.float32) * (1.0 if FORMAT == INT4 else _LARGE)
+            if FORMAT == MXFP4:  # 2 ** 126 times the scale, in its exponent: nothing is left to correct
+                factor = ((scale.to(tl.int16) + 126) << 7).to(tl.bfloat16, bitcast=True)
+            else:
+                factor = (scale.to(tl.float32) * (1.0 if FORMAT == INT4 else _LARGE)).to(tl.bfloat16)
             program: tl.constexpr = _INT4_PTX if FORMAT == INT4 else _NVFP4_PTX
             return tl.inline_asm_elementwise(
                 program,
                 _CONSTRAINTS,
-                [words, scale.to(tl.bfloat16)],
+                [words, factor],
                 dtype=(
                     tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16,
                     tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16,

@@ -39,7 +39,8 @@ def int4_program() -> str:
 
 def nvfp4_program() -> str:
     """``e2m1(code) * scale / 2 ** 8``: its exponent and mantissa are a bfloat16's that is 2 ** 126 times too
-    small; the scale given is 2 ** 118 times its own (2 ** 126 would overflow)."""
+    small; the scale given is 2 ** 118 times its own (2 ** 126 would overflow). MXFP4's, which is no larger
+    than 2, is given 2 ** 126 times its own, and nothing is too small."""
     lines = []
     for i in range(NUM_RESULTS):
         half, at = "low" if i < 4 else "high", 4 * (i % 4)  # of the code in its 16 bits
