@@ -77,7 +77,7 @@ def own_steps(info: ExecutorInfo) -> OwnSteps | None:
     if info.spec is None or not info.costs:
         return None
     table = CostTable.from_costs(info.costs, padded=bool(info.graphs))
-    return OwnSteps(table, info.spec.num_steps)
+    return OwnSteps(table, info.spec.num_steps, num_slots=info.num_slots if info.ragged_sizes else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +96,7 @@ class StepRecord:
     done_s: float
     device_s: float
     used_graph: bool | None
+    num_drafts: int = 0  # that all rows verify
 
     @property
     def num_tokens(self) -> int:
@@ -153,6 +154,7 @@ class RecordingExecutor:
                 done_s=done,
                 device_s=result.device_time_s,
                 used_graph=result.used_graph,
+                num_drafts=sum(plan.drafts_of_rows),
             )
         )
         self._last_done_s = done
@@ -203,6 +205,7 @@ class InProcess:
         config: SchedulerConfig | None = None,  # None: every row there is, prompts whole
         cache: PrefixCache | None = None,
         clock: Clock = REAL_TIME,
+        auto: AutoController | None = None,  # None: one that learns from its own steps
     ) -> None:
         info = executor.info
         self.executor = RecordingExecutor(executor, clock)
@@ -221,7 +224,7 @@ class InProcess:
             reply=self._replies.append,
             metrics=NullSink(),
             clock=time.time,
-            auto=own_steps(info),
+            auto=auto or own_steps(info),
         )
 
     @property

@@ -8,6 +8,11 @@ Half of the rows accept much, half little (simulated). Every step is a replay of
 timed; the ragged step that promises the most by that is then timed again beside the common lengths, in turn,
 so that who won by a lucky time does not keep it. Tokens are those expected of the acceptance asked for; what
 was put out is recorded beside them.
+
+    python benchmark/h200/ragged.py --auto --out ragged_auto.jsonl     # with --table FILE its table
+
+runs the scheduler instead, with two of `auto` in turn: one may give rows draft lengths of their own, the
+other may not (`ragged_auto.py`).
 """
 
 from __future__ import annotations
@@ -61,7 +66,7 @@ class Sizes:
 
 
 FULL = Sizes(((64, 1024), (64, 4096), (128, 1024), (128, 4096), (256, 1024)), 10, 2, 3)
-TINY = Sizes(((4, 16), (8, 16)), 2, 1, 1)
+TINY = Sizes(((8, 16),), 2, 1, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,10 +283,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add_common_flags(parser)
+    parser.add_argument("--auto", action="store_true", help="see above")
     parser.add_argument("--table", type=Path, help="make the tables from this file and run nothing")
     args = parser.parse_args(argv)
+    if args.auto:
+        return main_auto(args)
     if args.table is not None:
-        print("\n".join(tables([json.loads(line) for line in args.table.read_text().splitlines()])))
+        print("\n".join(tables(_read(args.table))))
         return 0
     os.environ["SGLANG_SIMULATE_ACC_LEN"] = ",".join(map(str, MIXES[0]))
     os.environ["SGLANG_SIMULATE_ACC_METHOD"] = "geometric"
@@ -317,6 +325,22 @@ def main(argv: Sequence[str] | None = None) -> int:
             out.add("done", seconds=time.perf_counter() - began)
     print("\n".join(tables(out.lines)))
     return 0
+
+
+def main_auto(args: argparse.Namespace) -> int:
+    from benchmark.h200 import ragged_auto
+
+    lines = [] if args.table is None else _read(args.table)
+    if args.table is None:
+        out = Records(args.out, device_name(args.device))
+        ragged_auto.run(args.device, args.tiny, out)
+        lines = out.lines
+    print("\n".join(ragged_auto.tables(lines)))
+    return 0
+
+
+def _read(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 if __name__ == "__main__":

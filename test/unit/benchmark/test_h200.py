@@ -17,7 +17,7 @@ from helpers.tiny_tokenizer import write_byte_tokenizer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from benchmark.h200 import correctness, ragged, reference_ids, smollm2_streams, step_times
+from benchmark.h200 import correctness, ragged, ragged_auto, reference_ids, smollm2_streams, step_times
 from benchmark.h200.acceptance import Accepted, accepted_of
 from benchmark.h200.executors import CHAIN, TREE, Records
 from benchmark.h200.follow import Difference, follow, generate
@@ -281,10 +281,32 @@ def test_ragged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     for line in _lines(file, "turn"):
         verified = line["verified"] or line["rows"] * (line["draft_len"] + 1)
         assert line["rows"] <= line["tokens"] <= verified and line["expected"] <= verified
-    found = {(x["rows"], tuple(x["mix"]), x["draft_len"]) for x in _lines(file, "turn") if not x["verified"]}
-    assert found == {(rows, mix, k) for rows in (4, 8) for mix in ragged.MIXES for k in range(4)}
+    found = {(tuple(x["mix"]), x["draft_len"]) for x in _lines(file, "turn") if not x["verified"]}
+    assert found == {(mix, k) for mix in ragged.MIXES for k in range(4)}
     assert ragged.main(["--table", str(file)]) == 0
     table = capsys.readouterr().out.splitlines()
     assert (
         printed[-len(table) :] == table and len([x for x in table if x.startswith("| 8 | 16 | 2.5 and")]) == 2
     )
+
+
+def test_auto_with_and_without_draft_lengths_of_rows_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("SGLANG_SIMULATE_ACC_LEN", "SGLANG_SIMULATE_ACC_METHOD"):
+        monkeypatch.setenv(name, "")  # put back afterwards: the script sets them
+    file = tmp_path / "out.jsonl"
+    assert ragged.main(["--auto", "--tiny", "--device", "cpu", "--out", str(file)]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    lines = _lines(file, "auto")
+    assert {(line["mode"], tuple(line["mix"])) for line in lines} == {
+        (mode, mix) for mode in (ragged_auto.COMMON, ragged_auto.OWN) for mix in ragged.MIXES
+    }
+    for line in lines:
+        own = sum(count for kind, count in line["steps"].items() if "drafts" in kind)
+        assert line["mode"] == ragged_auto.OWN or own == 0
+        assert line["tokens"] >= line["streams"] * sum(line["steps"].values())
+    assert any("drafts" in kind for line in lines for kind in line["steps"])
+    assert ragged.main(["--auto", "--table", str(file)]) == 0
+    table = capsys.readouterr().out.splitlines()
+    assert printed[-len(table) :] == table and len(table) == 2 + len(ragged.MIXES)
