@@ -110,7 +110,7 @@ class TestClients(ServerTestCase):
             ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "image"),
             ({"messages": [{"role": "system", "content": "x"}]}, "system"),
             ({"thinking": {"type": "maybe"}}, "thinking"),
-            ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "budget_tokens"),
+            ({"thinking": {"type": "enabled", "budget_tokens": "x"}}, "thinking_budget"),
             ({"mcp_servers": []}, "mcp_servers"),
             ({"tool_choice": {"type": "maybe"}}, "tool_choice"),
             ({"system": [{"type": "text"}]}, "system"),

@@ -70,6 +70,12 @@ def test_whole(desk: ChatDesk) -> None:
     assert message.id.startswith("msg_") and desk.sent[-1].rid == message.id  # so /abort_request takes it
 
 
+def test_a_budget_for_thinking_is_the_requests(desk: ChatDesk) -> None:
+    for kind, expected in (("enabled", 7), ("adaptive", 7), ("disabled", None)):
+        whole(desk, ["a"], extra_body={"thinking": {"type": kind, "budget_tokens": 7}})
+        assert desk.sent[-1].sampling.thinking_budget == expected
+
+
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cuts=CUTS)
 def test_streamed_in_any_pieces(desk: ChatDesk, cuts: list[int]) -> None:

@@ -52,7 +52,7 @@ class PromptBody(BaseModel):
         kind = self.tool_choice.get("type")
         if kind == "tool":
             choice: Any = {"type": "function", "function": {"name": self.tool_choice.get("name")}}
-        elif kind in _CHOICES:
+        elif isinstance(kind, str) and kind in _CHOICES:
             choice = _CHOICES[kind]
         else:
             raise RequestError('tool_choice.type must be "auto", "any", "tool" or "none"')
@@ -66,10 +66,10 @@ class PromptBody(BaseModel):
         kind = self.thinking.get("type")
         if kind not in ("enabled", "disabled", "adaptive"):
             raise RequestError('thinking.type must be "enabled", "disabled" or "adaptive"')
-        if "budget_tokens" in self.thinking:
-            raise RequestError("thinking.budget_tokens is not supported: leave it out, and use max_tokens")
         wanted = kind != "disabled"
-        return {"chat_template_kwargs": {"enable_thinking": wanted, "thinking": wanted}}
+        budget = self.thinking.get("budget_tokens") if wanted else None
+        switches = {"chat_template_kwargs": {"enable_thinking": wanted, "thinking": wanted}}
+        return switches if budget is None else {**switches, "thinking_budget": budget}
 
 
 class MessagesBody(PromptBody):

@@ -32,12 +32,12 @@ def offered_tools(body: ChatBody) -> list[dict[str, Any]]:
         return []
     named = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
     name = named.get("name") if isinstance(named, dict) else None
-    if choice != "required" and name is None:
+    if choice != "required" and not isinstance(name, str):
         raise RequestError(
             'tool_choice must be "auto", "none", "required" or'
             ' {"type": "function", "function": {"name": ...}}'
         )
-    if name is not None and name not in tool_names(tools).names:
+    if isinstance(name, str) and name not in tool_names(tools).names:
         raise RequestError(f"tool_choice names {name!r}, which is not among the tools")
     if not tools:
         raise RequestError('tool_choice "required" needs tools')

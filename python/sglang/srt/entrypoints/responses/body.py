@@ -102,7 +102,7 @@ class ResponsesBody(BaseModel):
         choice = self.tool_choice
         if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
             names = _allowed(choice)
-            tools = [tool for tool in tools if tool["function"]["name"] in names]
+            tools = [tool for tool in tools if tool["function"].get("name") in names]
             choice = choice.get("mode", "auto")
         elif isinstance(choice, dict):
             if choice.get("type") != "function":
@@ -124,12 +124,12 @@ def _tool(where: str, tool: Item) -> Item:
     }
 
 
-def _allowed(choice: Item) -> set[str]:
+def _allowed(choice: Item) -> list[str]:
     listed = choice.get("tools")
-    named = listed if isinstance(listed, list) else [None]
-    names = [tool.get("name") if isinstance(tool, dict) else None for tool in named]
-    known = {name for name in names if isinstance(name, str)}
-    if choice.get("mode", "auto") not in ("auto", "required") or len(known) < len(set(names)):
+    tools = listed if isinstance(listed, list) else [None]
+    names = [tool.get("name") if isinstance(tool, dict) else None for tool in tools]
+    known = [name for name in names if isinstance(name, str)]
+    if choice.get("mode", "auto") not in ("auto", "required") or len(known) < len(names):
         raise RequestError('tool_choice must have a mode, "auto" or "required", and tools with names')
     return known
 
