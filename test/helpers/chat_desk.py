@@ -49,6 +49,7 @@ class ChatDesk:
         self.held_at: int | None = None  # the piece that waits until this is another, or for an abort
         self._aborted: set[str] = set()
         self.finish = FinishReason("stop", matched=7)
+        self.cached_tokens = 0
         self.sent: list[GenerateRequest] = []
         self.manager = TokenizerManager(
             self.tokenizer, Limits(4096, 9999, self.tokenizer.vocab_size), self._take, Observers(), 1
@@ -83,7 +84,7 @@ class ChatDesk:
             if request.rid in self._aborted:
                 piece, ids, finish = "", [], FinishReason("abort", message="aborted")
             ids_before += len(ids)
-            stats = RequestStats(len(request.input_ids), ids_before, 0)
+            stats = RequestStats(len(request.input_ids), ids_before, self.cached_tokens)
             self.manager.receive(TextBatch([TextOutput(request.rid, piece, ids, stats, finish)]))
             if finish is not None:
                 return

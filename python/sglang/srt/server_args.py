@@ -107,6 +107,18 @@ class ServerArgs(PriorityArgs):
         "HTTP server",
         "/generate streams what is new in each chunk rather than everything so far",
     )
+    enable_cache_report: bool = flag(
+        False,
+        bool,
+        "HTTP server",
+        "usage of the OpenAI endpoints says how many of the prompt's tokens were in the prefix cache",
+    )
+    stream_response_default_include_usage: bool = flag(
+        False,
+        bool,
+        "HTTP server",
+        "streams of the OpenAI endpoints end with the usage, also where a request does not ask for it",
+    )
 
     # ---- memory and schedule
     mem_fraction_static: float | None = flag(

@@ -90,7 +90,7 @@ _HINTS: Final[dict[str, tuple[str, ...]]] = {
         "dllm-algorithm-config", "multi-item-scoring-delimiter",
     ),
     "set what you need in the request": (
-        "preferred-sampling-params", "stream-response-default-include-usage", "allow-auto-truncate",
+        "preferred-sampling-params", "allow-auto-truncate",
         "enable-custom-logit-processor",
     ),
     "one process tokenises, long prompts in a thread of it: leave it out": ("tokenizer-worker-num",),
@@ -104,7 +104,7 @@ _HINTS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "one request warms the server up: use --skip-server-warmup, or leave it out": ("warmups",),
     "leave it out": (
-        "json-model-override-args", "model-impl", "enable-cache-report",
+        "json-model-override-args", "model-impl", 
         "tokenizer-mode",
         "radix-eviction-policy", "enable-hierarchical-cache", "hicache-ratio", "hicache-size",
         "hicache-write-policy", "hicache-io-backend", "hicache-mem-layout", "hicache-storage-backend",

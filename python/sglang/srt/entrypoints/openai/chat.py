@@ -13,8 +13,9 @@ from starlette.responses import JSONResponse, Response
 
 from sglang.srt.entrypoints.answering import EventStream, finished_or_gone, gone_response, openai_error
 from sglang.srt.entrypoints.context import ServerContext, new_rid
-from sglang.srt.entrypoints.openai.answers import stream_chunks, usage
+from sglang.srt.entrypoints.openai.answers import stream_chunks
 from sglang.srt.entrypoints.openai.chat_choices import StreamChoices, whole_choice
+from sglang.srt.entrypoints.openai.extras import Extras, add_chat_extras, refuse_streamed
 from sglang.srt.entrypoints.openai.protocol import ChatBody
 from sglang.srt.entrypoints.openai.reply_format import (
     forced_calls,
@@ -36,7 +37,8 @@ async def answer_chat(request: Request, body: ChatBody, context: ServerContext) 
     Raises:
         RequestError: the request can't be served.
     """
-    manager = context.manager
+    manager, extras = context.manager, Extras.of(body, context.args)
+    refuse_streamed(body)
     text_request, form = prepare_chat(body, context)
     group = await manager.submit([text_request])
     envelope = {
@@ -52,13 +54,15 @@ async def answer_chat(request: Request, body: ChatBody, context: ServerContext) 
     if body.stream:
         envelope["object"] = "chat.completion.chunk"
         choices = StreamChoices(form).choices
-        events = stream_chunks(envelope, group, choices, body.stream_options, count_reasoning)
+        events = stream_chunks(envelope, group, choices, body.stream_options, extras, count_reasoning)
         return EventStream(events, manager, group, openai_error)
     samples = await finished_or_gone(request, manager, group)
     if samples is None:
         return gone_response()
     whole = [whole_choice(index, sample, form) for index, sample in enumerate(samples)]
-    return JSONResponse({**envelope, "choices": whole, "usage": usage(samples, count_reasoning)})
+    add_chat_extras(whole, samples, body, context.args.weight_version)
+    told = {"usage": extras.usage(samples, count_reasoning), **extras.envelope(samples)}
+    return JSONResponse({**envelope, "choices": whole, **told})
 
 
 def prepare_chat(body: ChatBody, context: ServerContext) -> tuple[TextRequest, ReplyFormat]:

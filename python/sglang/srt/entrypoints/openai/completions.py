@@ -10,7 +10,8 @@ from starlette.responses import JSONResponse, Response
 
 from sglang.srt.entrypoints.answering import EventStream, finished_or_gone, gone_response, openai_error
 from sglang.srt.entrypoints.context import ServerContext, new_rid
-from sglang.srt.entrypoints.openai.answers import ending, stream_chunks, usage
+from sglang.srt.entrypoints.openai.answers import ending, stream_chunks
+from sglang.srt.entrypoints.openai.extras import Extras, TokenIds
 from sglang.srt.entrypoints.openai.protocol import CompletionBody
 from sglang.srt.entrypoints.reasoning_ends import with_thinking
 from sglang.srt.managers.text_request import Delta, RequestError, Sample, TextRequest
@@ -35,8 +36,10 @@ async def answer_completion(request: Request, body: CompletionBody, context: Ser
         "model": body.model or context.model_name,
     }
     texts = _Texts(manager.tokenizer if body.echo else None)
+    extras, token_ids = Extras.of(body, context.args), TokenIds(body)
     if body.stream:
-        events = stream_chunks(envelope, group, texts.choices, body.stream_options)
+        make = token_ids.adding(texts.choices)
+        events = stream_chunks(envelope, group, make, body.stream_options, extras)
         return EventStream(events, manager, group, openai_error)
     samples = await finished_or_gone(request, manager, group)
     if samples is None:
@@ -45,7 +48,9 @@ async def answer_completion(request: Request, body: CompletionBody, context: Ser
         {"index": i, "text": texts.prefix(sample) + sample.text, "logprobs": None, **ending(sample)}
         for i, sample in enumerate(samples)
     ]
-    return JSONResponse({**envelope, "choices": choices, "usage": usage(samples)})
+    token_ids.add(choices, samples)
+    told = {"usage": extras.usage(samples), **extras.envelope(samples)}
+    return JSONResponse({**envelope, "choices": choices, **told})
 
 
 def completion_requests(body: CompletionBody, context: ServerContext, rid: str) -> list[TextRequest]:

@@ -16,8 +16,7 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 _UNSUPPORTED: Final = (
     "top_logprobs", "tools", "functions", "function_call",
     "lora_path", "session_params", "custom_logit_processor",
-    "return_hidden_states", "return_cached_tokens_details", "return_spec_tokens_details",
-    "return_meta_info", "return_token_ids", "suffix", "audio", "prediction",
+    "return_hidden_states", "suffix", "audio", "prediction",
 )  # fmt: skip
 
 # SamplingParams' names -> those of this interface, where an error's sentence speaks of them.
@@ -70,6 +69,9 @@ class GenerationBody(BaseModel):
     stream: bool = False
     stream_options: StreamOptions | None = None
     rid: str | None = None
+    return_cached_tokens_details: bool = False
+    return_spec_tokens_details: bool = False
+    return_token_ids: bool = False
     speculative_draft_len: int | None = None
     response_format: Any = None
     json_schema: str | dict[str, Any] | None = None
@@ -148,6 +150,8 @@ class ChatBody(GenerationBody):
     stream_reasoning: bool = True
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high"] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    return_prompt_token_ids: bool = False
+    return_meta_info: bool = False
 
 
 class CompletionBody(GenerationBody):
