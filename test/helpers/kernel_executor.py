@@ -26,6 +26,7 @@ def kernel_executor(
     max_total_tokens: int = 4096,
     context_len: int = 1000,
     draft_kind: str | None = None,
+    kv_cache_dtype: str = "auto",
 ) -> InProcessExecutor:
     """Float32, wired as for CUDA; the drafter goes with the shape."""
     steps, topk, num_draft_tokens = shape or (1, 1, 2)
@@ -37,6 +38,7 @@ def kernel_executor(
         topk=topk,
         num_draft_tokens=num_draft_tokens,
         dtype="float32",
+        kv_cache_dtype=kv_cache_dtype,
         device="cuda",
         attention_backend="triton",
         max_running_requests=num_slots,
@@ -51,7 +53,7 @@ def kernel_executor(
         wired = wiring.wire(config)
         worker = Worker(
             config, wiring.state, wiring.sampler, wired.pools, wired.drafter, wired.runner,
-            DecodeSteps(wired.step, None, CPU),
+            DecodeSteps(wired.step, None, CPU), reader=wired.reader,
         )  # fmt: skip
         info = ExecutorInfo(
             num_slots, config.num_pages, page_size, context_len, config.vocab_size, config.spec,

@@ -48,10 +48,12 @@ def run_schedules(
     count: int,
     family: str = "llama",
     drafter: str = "eagle3",
+    cache: str = "auto",
 ) -> Tally:
     sizes = {"page_size": page_size, "max_total_tokens": 2048, "max_running_requests": 6}
-    executor = tiny_executor(shape, family, drafter=drafter, dtype=dtype, **sizes)
-    plain = tiny_executor(None, family, dtype=dtype, max_total_tokens=512, max_running_requests=1)
+    executor = tiny_executor(shape, family, drafter=drafter, dtype=dtype, kv_cache_dtype=cache, **sizes)
+    small = {"max_total_tokens": 512, "max_running_requests": 1, "kv_cache_dtype": cache}
+    plain = tiny_executor(None, family, dtype=dtype, **small)
     reference = Reference(plain, allow_ties=dtype == "float32")
     tally = Tally()
     try:
@@ -120,6 +122,27 @@ def test_other_drafters(kind: str) -> None:
     print(f"\nfloat64 {kind} {shape}: {tally.line()}")
     assert tally.plain_steps > 0 and tally.spec_steps > 0
     assert tally.tokens > 40
+
+
+@pytest.mark.parametrize("family", ["llama", "glm-5"])
+def test_caches_of_fewer_bits(family: str) -> None:
+    """Whoever brings a token rounds what the cache keeps of it in the same way: decode, drafts, prefill."""
+    shape, fp8 = SHAPES[0], "fp8_e4m3"
+    tally = run_schedules(shape, 1, "float64", first_seed(family, fp8), FEW_SCHEDULES, family, cache=fp8)
+    print(f"\nfloat64 {family} {fp8} {shape}: {tally.line()}")
+    assert tally.plain_steps > 0 and tally.spec_steps > 0
+    assert tally.tokens > 20 * FEW_SCHEDULES
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", ["llama", *FAMILIES])
+@pytest.mark.timeout(0)
+def test_many_schedules_with_caches_of_fewer_bits(family: str) -> None:
+    shape, fp8 = SHAPES[1], "fp8_e4m3"
+    count = 30 * FEW_SCHEDULES
+    tally = run_schedules(shape, 16, "float64", first_seed(family, fp8), count, family, cache=fp8)
+    print(f"\nfloat64 {family} {fp8} {shape}: {tally.line()}")
+    check_coverage(tally)
 
 
 @pytest.mark.parametrize("form,shape", QUANTISED.items(), ids=list(QUANTISED))

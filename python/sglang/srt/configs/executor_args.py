@@ -15,6 +15,7 @@ class ExecutorArgs:
     quantization: str | None = None  # None: whatever the files say; else they must say the same
     draft_quantization: str | None = None
     dtype: str = "auto"  # auto: float32 on a CPU, the checkpoint's elsewhere
+    kv_cache_dtype: str = "auto"  # auto, bfloat16 and bf16: the run's dtype; fp8_e4m3
     device: str = "cpu"  # or cuda
     tp_size: int = 1  # ranks that the model is split over
     page_size: int = 1

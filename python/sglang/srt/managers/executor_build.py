@@ -197,8 +197,9 @@ def _info(
     if info.spec is not None:
         log_spec_version(os.environ)
     logger.info(
-        "weights %.1f MiB, KV cache of %d tokens %.1f MiB, dtype %s",
+        "weights %.1f MiB, KV cache of %d tokens %.1f MiB, dtype %s, of the cache %s",
         info.weight_bytes / 2**20, info.num_pages * info.page_size, info.kv_bytes / 2**20, config.dtype,
+        config.cache_dtype,
     )  # fmt: skip
     return info
 

@@ -118,7 +118,9 @@ def make_drafter(
         history = TokenHistory(config.num_rows, config.max_positions, config.device, unknown=-1)
         return NgramWorker(history), ()
     assert loaded.own is not None
-    pool = loaded.own.kv_shape.make_pool(config.num_pages, config.page_size, config.dtype, config.device)
+    pool = loaded.own.kv_shape.make_pool(
+        config.num_pages, config.page_size, config.cache_dtype, config.device, config.dtype
+    )
     backend = native_attention(pool, page_table)
     if loaded.decoder is not None:
         history = TokenHistory(config.num_rows, config.max_positions, config.device)

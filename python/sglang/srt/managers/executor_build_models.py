@@ -61,6 +61,7 @@ class LoadedModels:
     spec: SpecShape | None
     dtype: torch.dtype
     device: torch.device
+    kv_dtype: torch.dtype  # of the caches
 
     @property
     def draft_model(self) -> DraftModel | DecoderModel | None:
@@ -78,7 +79,7 @@ class LoadedModels:
         shapes: list[CacheShape] = [self.target.kv_shape]
         if (own := self.draft_model) is not None:
             shapes.append(own.kv_shape)
-        return sum(shape.bytes_per_place(self.dtype) for shape in shapes)
+        return sum(shape.bytes_per_place(self.kv_dtype, self.dtype) for shape in shapes)
 
 
 def load_models(args: ExecutorArgs, device: torch.device, tp: TensorParallel | None = None) -> LoadedModels:
@@ -90,14 +91,15 @@ def load_models(args: ExecutorArgs, device: torch.device, tp: TensorParallel | N
     if device.type == "cuda":
         _refuse_on_cuda(config, choice)
     dtype = _dtype(args.dtype, config, device)
+    kv_dtype = _kv_dtype(args, dtype)
     positions = max_positions(config.context_len, spec)
     is_first = tp is None or tp.rank == 0
     source = open_source(args.model_path, args.load_format, dtype, device, config.quant, is_first)
     target = build_model(config, source, dtype, device, positions, tp)
     if spec is None or choice is None:
-        return LoadedModels(target, None, None, dtype, device)
+        return LoadedModels(target, None, None, dtype, device, kv_dtype)
     drafter = load_drafter(args, choice, target, spec, dtype, device, positions)
-    return LoadedModels(target, drafter, spec, dtype, device)
+    return LoadedModels(target, drafter, spec, dtype, device, kv_dtype)
 
 
 def _refuse_on_cuda(config: ModelConfig, choice: DraftChoice | None) -> None:
@@ -132,6 +134,7 @@ def worker_config(
     return WorkerConfig(
         device=models.device,
         dtype=models.dtype,
+        kv_dtype=models.kv_dtype,
         num_slots=args.max_running_requests,
         num_pages=num_pages,
         page_size=args.page_size,
@@ -161,7 +164,9 @@ def spec_rows(args: ExecutorArgs, spec: SpecShape | None, most: int) -> dict[int
 
 
 def make_pool(shape: CacheShape, config: WorkerConfig) -> KVPool:
-    return shape.make_pool(config.num_pages, config.page_size, config.dtype, config.device)
+    return shape.make_pool(
+        config.num_pages, config.page_size, config.cache_dtype, config.device, config.dtype
+    )
 
 
 def _spec_shape(args: ExecutorArgs) -> SpecShape | None:
@@ -179,6 +184,22 @@ def _spec_shape(args: ExecutorArgs) -> SpecShape | None:
             f" (exactly, for topk 1), got {spec.num_draft_tokens}"
         )
     return spec
+
+
+def _kv_dtype(args: ExecutorArgs, dtype: torch.dtype) -> torch.dtype:
+    name = args.kv_cache_dtype
+    if name == "fp8_e4m3":
+        if args.attention_backend == "flashinfer":
+            raise ExecutorArgsError(
+                "--kv-cache-dtype fp8_e4m3 is for our own kernels: leave out --attention-backend flashinfer"
+            )
+        return torch.float8_e4m3fn
+    if name != "auto" and dtype != torch.bfloat16:
+        raise ExecutorArgsError(
+            f"--kv-cache-dtype {name}: the cache has the model's type ({str(dtype).removeprefix('torch.')}),"
+            " or fp8_e4m3; use auto"
+        )
+    return dtype
 
 
 def _dtype(name: str, model: ModelConfig, device: torch.device) -> torch.dtype:

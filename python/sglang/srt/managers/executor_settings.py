@@ -30,6 +30,7 @@ def executor_args(args: ServerArgs) -> ExecutorArgs:
         quantization=args.quantization,
         draft_quantization=args.speculative_draft_model_quantization,
         dtype=args.dtype,
+        kv_cache_dtype=args.kv_cache_dtype,
         device=args.device,
         tp_size=args.tp_size,
         page_size=args.page_size,

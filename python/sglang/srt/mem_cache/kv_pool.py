@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from sglang.srt.mem_cache.pool import poison_pages
+from sglang.srt.mem_cache.pool import as_bytes, poison_pages, stored
 
 
 class MHAKVPool:
@@ -65,11 +65,13 @@ class MHAKVPool:
 
     def write(self, layer: int, places: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """places: [T] int64; k, v: [T, nkv, d]."""
-        self.kv[layer].index_copy_(0, places, torch.stack((k, v), dim=2).to(self.kv.dtype))
+        both = stored(torch.stack((k, v), dim=2), self.kv.dtype)
+        as_bytes(self.kv[layer]).index_copy_(0, places, as_bytes(both))
 
     def move(self, src_places: torch.Tensor, dst_places: torch.Tensor) -> None:
         """Copy places [N] to places [N] in all layers; they may overlap (gathered before written)."""
-        self.kv.index_copy_(1, dst_places, self.kv.index_select(1, src_places))
+        kv = as_bytes(self.kv)
+        kv.index_copy_(1, dst_places, kv.index_select(1, src_places))
 
     def poison(self, pages: Sequence[int]) -> None:
         """Fill pages with NaN, for tests: whoever reads a freed place is found out."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from sglang.srt.mem_cache.pool import poison_pages
+from sglang.srt.mem_cache.pool import as_bytes, poison_pages, stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,14 +22,19 @@ class MLAShape:
     index_layers: tuple[int, ...] = ()  # those that have an indexer of their own, ascending
     index_dim: int = 0
 
-    def bytes_per_place(self, dtype: torch.dtype) -> int:
-        numbers = self.num_layers * self.latent_dim + len(self.index_layers) * self.index_dim
-        return numbers * dtype.itemsize
+    def bytes_per_place(self, dtype: torch.dtype, exact: torch.dtype | None = None) -> int:
+        of_index = len(self.index_layers) * self.index_dim * (exact or dtype).itemsize
+        return self.num_layers * self.latent_dim * dtype.itemsize + of_index
 
     def make_pool(
-        self, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device | str
+        self,
+        num_pages: int,
+        page_size: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        exact: torch.dtype | None = None,
     ) -> MLAKVPool:
-        return MLAKVPool(self, num_pages, page_size, dtype, device)
+        return MLAKVPool(self, num_pages, page_size, dtype, device, exact)
 
 
 class MLAKVPool:
@@ -42,6 +47,7 @@ class MLAKVPool:
         page_size: int,
         dtype: torch.dtype,
         device: torch.device | str,
+        exact: torch.dtype | None = None,  # of an indexer's keys; None: as the latents
     ) -> None:
         self.num_layers = shape.num_layers
         self.num_pages = num_pages
@@ -53,7 +59,7 @@ class MLAKVPool:
             (shape.num_layers, self.num_places, shape.latent_dim), dtype=dtype, device=device
         )
         self.index_keys = torch.empty(  # [layers with an indexer, places, d]
-            (len(shape.index_layers), self.num_places, shape.index_dim), dtype=dtype, device=device
+            (len(shape.index_layers), self.num_places, shape.index_dim), dtype=exact or dtype, device=device
         )
         for tensor in self.tensors:
             tensor[:, :page_size].zero_()  # the pad page is read by padded rows: keep it finite
@@ -77,7 +83,8 @@ class MLAKVPool:
 
     def write(self, layer: int, places: torch.Tensor, latent: torch.Tensor) -> None:
         """places: [T] int64; latent: [T, R + r]."""
-        self.latents[layer].index_copy_(0, places, latent.to(self.latents.dtype))
+        kept = stored(latent, self.latents.dtype)
+        as_bytes(self.latents[layer]).index_copy_(0, places, as_bytes(kept))
 
     def write_index_keys(self, layer: int, places: torch.Tensor, keys: torch.Tensor) -> None:
         """places: [T] int64; keys: [T, d]."""
@@ -85,7 +92,7 @@ class MLAKVPool:
 
     def move(self, src_places: torch.Tensor, dst_places: torch.Tensor) -> None:
         """Copy places [N] to places [N] in all layers; they may overlap (gathered before written)."""
-        for tensor in self.tensors:
+        for tensor in map(as_bytes, self.tensors):
             tensor.index_copy_(1, dst_places, tensor.index_select(1, src_places))
 
     def poison(self, pages: Sequence[int]) -> None:

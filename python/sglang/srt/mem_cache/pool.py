@@ -7,9 +7,25 @@ every tensor of a pool. Pools of one worker have the same pages, so one page tab
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 import torch
+
+LARGEST_FP8: Final = 448.0  # of float8_e4m3fn, which has no infinity
+
+
+def stored(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """``x`` as a cache of ``dtype`` keeps it: what is too large for a narrow type becomes its largest."""
+    if x.dtype == dtype:
+        return x
+    if dtype == torch.float8_e4m3fn:
+        x = x.clamp(-LARGEST_FP8, LARGEST_FP8)  # NaN stays
+    return x.to(dtype)
+
+
+def as_bytes(x: torch.Tensor) -> torch.Tensor:
+    """The same memory, for copies: few operations know of types of one byte."""
+    return x.view(torch.uint8) if x.dtype.itemsize == 1 else x
 
 
 class KVPool(Protocol):
@@ -38,12 +54,18 @@ class KVPool(Protocol):
 class CacheShape(Protocol):
     """What one model keeps of a token."""
 
-    def bytes_per_place(self, dtype: torch.dtype) -> int:
-        """Of all its layers."""
+    def bytes_per_place(self, dtype: torch.dtype, exact: torch.dtype | None = None) -> int:
+        """Of all its layers. ``exact``: the type of what must not be rounded (an indexer's keys, by which
+        is chosen); None: ``dtype``."""
         ...
 
     def make_pool(
-        self, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device | str
+        self,
+        num_pages: int,
+        page_size: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        exact: torch.dtype | None = None,
     ) -> KVPool: ...
 
 
@@ -51,4 +73,5 @@ def poison_pages(by_layer: torch.Tensor, num_pages: int, pages: Sequence[int]) -
     """by_layer: [layers, places, …], with the pad page's places before those of ``num_pages`` pages."""
     by_page = by_layer.view(by_layer.shape[0], num_pages + 1, -1)  # [layers, pages, …]
     index = torch.tensor(list(pages), dtype=torch.int64, device=by_layer.device)
-    by_page.index_fill_(1, index, float("nan"))
+    # All bits set are a NaN of float8_e4m3fn.
+    as_bytes(by_page).index_fill_(1, index, 0xFF if by_page.dtype.itemsize == 1 else float("nan"))

@@ -20,12 +20,17 @@ class WorkerConfig:
     vocab_size: int
     spec: SpecShape | None = None  # None: no drafter
     max_spec_rows: int = 0  # decode rows a speculative step may have
+    kv_dtype: torch.dtype | None = None  # of the caches; None: ``dtype``
     feature_size: int = 0  # H_draft; 0 without a drafter, or with one that reads no hidden states
 
     def __post_init__(self) -> None:
         assert self.num_slots > 0 and self.num_pages > 0 and self.page_size > 0
         assert (self.spec is None) == (self.max_spec_rows == 0)
         assert self.spec is not None or self.feature_size == 0
+
+    @property
+    def cache_dtype(self) -> torch.dtype:
+        return self.kv_dtype or self.dtype
 
     @property
     def num_rows(self) -> int:

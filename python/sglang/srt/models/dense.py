@@ -38,11 +38,16 @@ class KVShape:
     num_kv_heads: int
     head_dim: int
 
-    def bytes_per_place(self, dtype: torch.dtype) -> int:
+    def bytes_per_place(self, dtype: torch.dtype, exact: torch.dtype | None = None) -> int:
         return self.num_layers * self.num_kv_heads * 2 * self.head_dim * dtype.itemsize
 
     def make_pool(
-        self, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device | str
+        self,
+        num_pages: int,
+        page_size: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        exact: torch.dtype | None = None,
     ) -> MHAKVPool:
         return MHAKVPool(
             self.num_layers, num_pages, page_size, self.num_kv_heads, self.head_dim, dtype, device

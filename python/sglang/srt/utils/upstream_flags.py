@@ -45,7 +45,7 @@ _HINTS: Final[dict[str, tuple[str, ...]]] = {
         "quantization-param-path", "torchao-config", "model-loader-extra-config", "fp8-gemm-backend",
         "modelopt-quant",
     ),
-    "the KV cache has the model's dtype: use --dtype": ("kv-cache-dtype", "speculative-draft-kv-cache-dtype"),
+    "the drafter's cache is as the target's: use --kv-cache-dtype": ("speculative-draft-kv-cache-dtype",),
     _ATTENTION: (
         "decode-attention-backend", "prefill-attention-backend", "speculative-draft-attention-backend",
         "mm-attention-backend",
@@ -91,9 +91,7 @@ _HINTS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "set what you need in the request": (
         "preferred-sampling-params", "allow-auto-truncate",
-        "enable-custom-logit-processor",
     ),
-    "one process tokenises, long prompts in a thread of it: leave it out": ("tokenizer-worker-num",),
     "there is one scheduler, and --enable-metrics shows it: leave it out": (
         "enable-metrics-for-all-schedulers",
     ),

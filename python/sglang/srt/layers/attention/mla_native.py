@@ -24,6 +24,7 @@ from sglang.srt.layers.attention.rows import (
     width,
 )
 from sglang.srt.mem_cache.mla_pool import MLAKVPool
+from sglang.srt.mem_cache.pool import stored
 
 
 class TorchNativeMLA:
@@ -138,10 +139,12 @@ class _DecodeLayers:
         num_rows, num_queries, _ = seen.shape
         q = product.absorbed()  # [T, nq, R + r]
         of_rows = q.view(num_rows, num_queries, *q.shape[1:])
-        out = _attend_latents(of_rows, latents[index], seen, product.scale, latent_dim)
+        out = _attend_latents(of_rows, latents[index].to(q.dtype), seen, product.scale, latent_dim)
 
         def singly(query: torch.Tensor, places: torch.Tensor, apart: torch.Tensor) -> torch.Tensor:
-            return _attend_latents(q[query][:, None], latents[places], apart, product.scale, latent_dim)
+            return _attend_latents(
+                q[query][:, None], latents[places].to(q.dtype), apart, product.scale, latent_dim
+            )
 
         put_right(out, index, seen, singly)
         return product.heads.values(out)
@@ -193,8 +196,9 @@ class _ScratchLayers:
 
     def _joined(self, scratch: torch.Tensor, new: torch.Tensor, of_pool: torch.Tensor) -> torch.Tensor:
         """Write ``new`` [T, d] to ``scratch`` [R, S, d] -> [R, W + S, d], all that the rows may see."""
-        scratch[:, self._write_start :] = new.view(len(scratch), -1, new.shape[-1])
-        return torch.cat((of_pool[self._index], scratch), dim=1)
+        new = new.view(len(scratch), -1, new.shape[-1])
+        scratch[:, self._write_start :] = stored(new, scratch.dtype)
+        return torch.cat((of_pool[self._index], scratch), dim=1).to(new.dtype)
 
 
 class _PrefillLayers:
@@ -245,8 +249,11 @@ class _PrefillLayers:
     def _attend(
         self, layer: int, chunk: ChunkPlaces, part: LatentProduct, mask: torch.Tensor
     ) -> torch.Tensor:
-        prefix = self._pool.layer_latents(layer)[chunk.places[: chunk.start]]
-        latents, k_rope = torch.cat((prefix, part.latent)).split(
+        of_pool, dtype = self._pool.layer_latents(layer), part.latent.dtype
+        prefix = of_pool[chunk.places[: chunk.start]].to(dtype)
+        # As it will be read later on, so that it makes no difference who brings a token.
+        own = stored(part.latent, of_pool.dtype).to(dtype)
+        latents, k_rope = torch.cat((prefix, own)).split(
             (part.heads.latent_dim, part.q_rope.shape[-1]), dim=-1
         )
         k_nope, v = part.heads.expand(latents)  # [S, nq, n], [S, nq, v]

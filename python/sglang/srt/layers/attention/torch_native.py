@@ -27,6 +27,7 @@ from sglang.srt.layers.attention.rows import (
 )
 from sglang.srt.layers.attention.sinks import attend_with_sinks
 from sglang.srt.mem_cache.kv_pool import MHAKVPool
+from sglang.srt.mem_cache.pool import stored
 
 
 class TorchNativeAttention:
@@ -80,11 +81,11 @@ class TorchNativeAttention:
         writes: list[torch.Tensor] = []
         for chunk in self._rows.prefill(rows):
             writes.append(chunk.places[chunk.start :])
-            chunks.append(_Chunk(chunk, self.pool.kv.dtype))
+            chunks.append(_Chunk(chunk))
         return _PrefillLayers(self.pool, chunks, torch.cat(writes))
 
     def gather(self, layer: int, index: torch.Tensor) -> torch.Tensor:
-        """index: [R, W] places -> [R, W, nkv, 2, d], valid until the next call."""
+        """index: [R, W] places -> [R, W, nkv, 2, d] in the cache's type, valid until the next call."""
         size = index.numel()
         if self._gathered.shape[0] < size:
             self._gathered = self._gathered.new_empty((size + size // 4, *self._gathered.shape[1:]))
@@ -155,7 +156,7 @@ def _attend_rows(
     # [R, Q, nkv, group, d] -> [R, nkv, group * Q, d]
     q = q.view(num_rows, num_queries, nkv, group, head_dim).permute(0, 2, 3, 1, 4)
     q = q.reshape(num_rows, nkv, group * num_queries, head_dim)
-    k, v = kv.permute(3, 0, 2, 1, 4).unbind(0)  # [R, nkv, W, d] each, views
+    k, v = kv.to(q.dtype).permute(3, 0, 2, 1, 4).unbind(0)  # [R, nkv, W, d] each, views
     if sinks is None:
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
     else:
@@ -228,14 +229,13 @@ class _PartedLayers:
 class _Chunk:
     """One prefill chunk, and its masks as they are asked for."""
 
-    def __init__(self, places: ChunkPlaces, dtype: torch.dtype) -> None:
+    def __init__(self, places: ChunkPlaces) -> None:
         self.length = places.length
         self.prefix = places.places[: places.start] if places.start else None  # [start] int64 places
         self._places = places
-        self._dtype = dtype
         self._masks: dict[int | None, torch.Tensor] = {}  # by window
 
-    def mask(self, scope: Scope) -> torch.Tensor | None:
+    def mask(self, scope: Scope, dtype: torch.dtype) -> torch.Tensor | None:
         """[length, start + length], added to the scores; None: the chunk is causal in itself."""
         window = scope.window
         if window is not None and window >= len(self._places.places):
@@ -245,7 +245,7 @@ class _Chunk:
         if window not in self._masks:
             seen = self._places.seen()
             seen = seen if window is None else last_seen(seen, window)
-            self._masks[window] = additive(seen, self._dtype)
+            self._masks[window] = additive(seen, dtype)
         return self._masks[window]
 
 
@@ -268,8 +268,13 @@ class _PrefillLayers:
 
     def _attend_chunk(self, layer: int, chunk: _Chunk, heads: Heads) -> torch.Tensor:
         q, (k, v), sinks = heads.q, heads.new(), heads.scope.sinks
+        # As they will be read later on, so that it makes no difference who brings a token.
+        dtype = self._pool.kv.dtype
+        k, v = stored(k, dtype).to(q.dtype), stored(v, dtype).to(q.dtype)
         if chunk.prefix is not None:
-            prefix = self._pool.layer_kv(layer).index_select(0, chunk.prefix)  # [start, nkv, 2, d]
+            prefix = (
+                self._pool.layer_kv(layer).index_select(0, chunk.prefix).to(q.dtype)
+            )  # [start, nkv, 2, d]
             k, v = torch.cat((prefix[:, :, 0], k)), torch.cat((prefix[:, :, 1], v))
         # KV heads as the batch, their group as the heads: K and V are repeated by a stride of 0
         length, num_heads, head_dim = q.shape
@@ -277,7 +282,7 @@ class _PrefillLayers:
         group = num_heads // nkv
         q = q.view(length, nkv, group, head_dim).permute(1, 2, 0, 3)  # [nkv, group, length, d]
         k, v = k.transpose(0, 1)[:, None], v.transpose(0, 1)[:, None]  # [nkv, 1, start + length, d]
-        mask = chunk.mask(heads.scope)
+        mask = chunk.mask(heads.scope, q.dtype)
         if sinks is None:
             k, v = k.expand(nkv, group, -1, head_dim), v.expand(nkv, group, -1, head_dim)
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
@@ -325,7 +330,7 @@ class _ScratchLayers:
         q, (k, v) = heads.q, heads.new()
         num_rows, num_queries, _ = self._seen.shape
         scratch = self._backend.scratch_places(layer, num_rows, self._write_start + num_queries)
-        new = torch.stack((k, v), dim=2)  # [T, nkv, 2, d]
+        new = stored(torch.stack((k, v), dim=2), scratch.dtype)  # [T, nkv, 2, d]
         scratch[:, self._write_start :] = new.view(num_rows, num_queries, *new.shape[1:])
         kv = torch.cat((self._backend.gather(layer, self._index), scratch), dim=1)
         mask = _group_mask(self._seen, q.shape[1] // kv.shape[2], q.dtype)
