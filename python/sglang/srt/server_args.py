@@ -59,8 +59,16 @@ class ServerArgs(PriorityArgs):
         "auto",
         str,
         "model",
-        "dtype of weights and KV cache; auto: the checkpoint's, float32 on a CPU",
+        "dtype of the weights and what is computed; auto: the checkpoint's, float32 on a CPU",
         choices=("auto", "half", "float16", "bfloat16", "float", "float32", "float64"),
+    )
+    kv_cache_dtype: str = flag(
+        "auto",
+        str,
+        "model",
+        "type of keys, values and latents in the cache; auto, bfloat16, bf16: the model's; fp8_e4m3: half the"
+        " memory and reading, without scales, the same for every step",
+        choices=("auto", "bfloat16", "bf16", "fp8_e4m3"),
     )
     quantization: str | None = flag(
         None,
