@@ -24,9 +24,11 @@ from sglang.srt.managers.io_struct import (
     RequestStats,
     TextBatch,
     TextOutput,
+    TokenReport,
 )
 from sglang.srt.managers.text_observers import Observers
 from sglang.srt.managers.tokenizer_manager import Limits, TokenizerManager
+from sglang.srt.model_executor.step_plan import Logprobs
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.utils.text_tokenizer import TextTokenizer
 
@@ -85,7 +87,8 @@ class ChatDesk:
                 piece, ids, finish = "", [], FinishReason("abort", message="aborted")
             ids_before += len(ids)
             stats = RequestStats(len(request.input_ids), ids_before, self.cached_tokens)
-            self.manager.receive(TextBatch([TextOutput(request.rid, piece, ids, stats, finish)]))
+            told = None if request.wish is None else _told(request, ids, first=ids_before == len(ids))
+            self.manager.receive(TextBatch([TextOutput(request.rid, piece, ids, stats, finish, told)]))
             if finish is not None:
                 return
             await asyncio.sleep(0)
@@ -131,6 +134,23 @@ class ChatDesk:
 
     def prompt(self) -> str:
         return self.tokenizer.decode(self.sent[-1].input_ids, skip_special_tokens=False)
+
+
+def _told(request: GenerateRequest, ids: Sequence[int], first: bool) -> TokenReport:
+    """Log-probabilities that tell their id; the likeliest of an id are it and those behind it."""
+    wish = request.wish
+    assert wish is not None
+    start = wish.logprob_start if wish.logprob_start >= 0 else len(request.input_ids)
+
+    def of(told: Sequence[int]) -> Logprobs:
+        tops = [range(i, i + wish.num_top) for i in told] if wish.num_top else []
+        return Logprobs(
+            tuple(-float(i) for i in told),
+            tuple(tuple(-float(i) for i in top) for top in tops),
+            tuple(map(tuple, tops)),
+        )
+
+    return TokenReport(of(request.input_ids[start + 1 :] if first else []), of(ids))
 
 
 def message_of(events: Sequence[dict[str, Any]], index: int = 0) -> dict[str, Any]:

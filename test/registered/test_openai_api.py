@@ -114,6 +114,28 @@ class TestOpenAI(ServerTestCase):
         texts = {self.post("/v1/completions", **hot).json()["choices"][0]["text"] for _ in range(3)}
         self.assertEqual(len(texts), 1)
 
+    def test_logprobs_are_the_native_ones(self) -> None:
+        prompt = "<user>Hello\n<assistant>"
+        native = self.generate(
+            text=prompt,
+            sampling_params={"temperature": 0, "max_new_tokens": 12, "ignore_eos": True},
+            return_logprob=True,
+            logprob_start_len=0,
+        )["meta_info"]
+        expected = [entry[0] for entry in native["output_token_logprobs"]]
+        chat = self.post(
+            "/v1/chat/completions", messages=MESSAGES, logprobs=True, top_logprobs=2, **GREEDY
+        ).json()["choices"][0]["logprobs"]["content"]
+        for token, value in zip(chat, expected, strict=True):
+            self.assertAlmostEqual(token["logprob"], value, places=4)
+            self.assertEqual(token["top_logprobs"][0]["logprob"], token["logprob"])
+        body = {"prompt": prompt, "echo": True, "logprobs": 1, **GREEDY}
+        echoed = self.post("/v1/completions", **body).json()["choices"][0]["logprobs"]
+        before = [entry[0] for entry in native["input_token_logprobs"]]
+        self.assertEqual((before[0], echoed["token_logprobs"][0]), (None, None))
+        for value, other in zip(echoed["token_logprobs"][1:], [*before[1:], *expected], strict=True):
+            self.assertAlmostEqual(value, other, places=4)
+
     def test_models(self) -> None:
         card = self.client.get("/v1/models").json()["data"][0]
         self.assertEqual((card["object"], card["owned_by"], card["max_model_len"]), ("model", "sglang", 4096))
@@ -127,7 +149,7 @@ class TestOpenAI(ServerTestCase):
             ({}, "prompt"),
             ({"prompt": "a", "temperature": "hot"}, "temperature"),
             ({"prompt": "a", "temperature": -1}, "temperature"),
-            ({"prompt": "a", "logprobs": 3}, "logprobs"),
+            ({"prompt": "a", "logprobs": -3}, "logprobs"),
             ({"prompt": "a", "suffix": "b"}, "suffix"),
             (
                 {"prompt": "a", "response_format": {"type": "xml"}},

@@ -60,6 +60,7 @@ RANGES: Final[dict[str, Schema]] = {
     "speculative_draft_len": _FROM_0,
     "sampling_seed": _SEED,
     "seed": _SEED,
+    "top_logprobs": {"minimum": 0, "maximum": MAX_TOP_LOGPROBS},
 }
 _NAME: Final = {"type": "string", "minLength": 1}
 _PATTERN: Final = {**_NAME, "format": "regex"}
@@ -151,8 +152,12 @@ _TURN: Final = _object(
     content={"anyOf": [_TEXT, {"type": "array", "items": _BLOCK}]},
 )
 _ANTHROPIC: Final[dict[str, Schema]] = {"messages": {"type": "array", "items": _TURN}}
+_COMPLETION: Final[dict[str, Schema]] = {
+    "logprobs": {"anyOf": [{"const": False}, {"type": "integer", "minimum": 0, "maximum": MAX_TOP_LOGPROBS}]},
+}
 _OWN_FORMS: Final[Mapping[str, dict[str, Schema]]] = {
     "ChatBody": _CHAT,
+    "CompletionBody": _COMPLETION,
     "MessagesBody": _ANTHROPIC,
     "PromptBody": _ANTHROPIC,
 }

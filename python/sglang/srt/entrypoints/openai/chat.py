@@ -53,13 +53,13 @@ async def answer_chat(request: Request, body: ChatBody, context: ServerContext) 
 
     if body.stream:
         envelope["object"] = "chat.completion.chunk"
-        choices = StreamChoices(form).choices
+        choices = StreamChoices(form, manager.tokenizer).choices
         events = stream_chunks(envelope, group, choices, body.stream_options, extras, count_reasoning)
         return EventStream(events, manager, group, openai_error)
     samples = await finished_or_gone(request, manager, group)
     if samples is None:
         return gone_response()
-    whole = [whole_choice(index, sample, form) for index, sample in enumerate(samples)]
+    whole = [whole_choice(index, sample, form, manager.tokenizer) for index, sample in enumerate(samples)]
     add_chat_extras(whole, samples, body, context.args.weight_version)
     told = {"usage": extras.usage(samples, count_reasoning), **extras.envelope(samples)}
     return JSONResponse({**envelope, "choices": whole, **told})
@@ -95,6 +95,8 @@ def chat_request(body: ChatBody, context: ServerContext, tools: list[dict[str, A
         rid=body.rid or new_rid(),
         stream=body.stream,
         add_special_tokens=False,  # the template has written them
+        wish=body.wish(),
+        logprob_texts=True,
         **body.scheduling(),
     )
 

@@ -6,13 +6,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from sglang.srt.entrypoints.openai.answers import ending
+from sglang.srt.entrypoints.openai.logprobs import chat_logprobs
 from sglang.srt.function_call.events import CallArguments, CallStart, Text
 from sglang.srt.managers.text_request import Delta, Sample
 from sglang.srt.parser.reasoning import Reasoning
 from sglang.srt.parser.reply import ReplyEvent, ReplyFormat, ReplyParser
+from sglang.srt.utils.text_tokenizer import TextTokenizer
 
 
-def whole_choice(index: int, sample: Sample, form: ReplyFormat) -> dict[str, Any]:
+def whole_choice(
+    index: int, sample: Sample, form: ReplyFormat, tokenizer: TextTokenizer
+) -> dict[str, Any]:
     parser = form.parser()
     events = [*parser.push(sample.text), *parser.finish()]
     text = "".join(event.text for event in events if isinstance(event, Text))
@@ -24,7 +28,8 @@ def whole_choice(index: int, sample: Sample, form: ReplyFormat) -> dict[str, Any
         "reasoning_content": thought or None,
         "tool_calls": calls or None,
     }
-    return {"index": index, "message": message, "logprobs": None, **_ending(sample, parser)}
+    logprobs = chat_logprobs(sample, 0, len(sample.output_ids), tokenizer)
+    return {"index": index, "message": message, "logprobs": logprobs, **_ending(sample, parser)}
 
 
 def _whole_calls(events: Sequence[ReplyEvent]) -> list[dict[str, Any]]:
@@ -40,8 +45,10 @@ def _whole_calls(events: Sequence[ReplyEvent]) -> list[dict[str, Any]]:
 class StreamChoices:
     """Of all samples of a request: the role first, then what the reply is made of, then how it ended."""
 
-    def __init__(self, form: ReplyFormat) -> None:
+    def __init__(self, form: ReplyFormat, tokenizer: TextTokenizer) -> None:
         self._form = form
+        self._tokenizer = tokenizer
+        self._num_told: dict[int, int] = {}  # ids whose logprobs were sent
         self._parsers: dict[int, ReplyParser] = {}
         self._num_calls: dict[int, int] = {}
 
@@ -55,10 +62,18 @@ class StreamChoices:
         events = parser.push(delta.text)
         if sample.finish is not None:
             events += parser.finish()
-        made += [_delta(index, self._part(index, event)) for event in events]
+        parts = [_delta(index, self._part(index, event)) for event in events]
         if sample.finish is not None:
-            made.append({**_delta(index, {}), **_ending(sample, parser)})
-        return made
+            parts.append({**_delta(index, {}), **_ending(sample, parser)})
+        if parts:
+            parts[0]["logprobs"] = self._logprobs(index, sample)
+        return made + parts
+
+    def _logprobs(self, index: int, sample: Sample) -> dict[str, Any] | None:
+        """Of the ids that have come since those of an earlier choice; text that is held back has none yet."""
+        begin, end = self._num_told.get(index, 0), len(sample.output_ids)
+        self._num_told[index] = end
+        return chat_logprobs(sample, begin, end, self._tokenizer) if begin < end else None
 
     def _part(self, index: int, event: ReplyEvent) -> dict[str, Any]:
         if isinstance(event, Text):

@@ -12,6 +12,7 @@ from sglang.srt.entrypoints.answering import EventStream, finished_or_gone, gone
 from sglang.srt.entrypoints.context import ServerContext, new_rid
 from sglang.srt.entrypoints.openai.answers import ending, stream_chunks
 from sglang.srt.entrypoints.openai.extras import Extras, TokenIds
+from sglang.srt.entrypoints.openai.logprobs import CompletionLogprobs
 from sglang.srt.entrypoints.openai.protocol import CompletionBody
 from sglang.srt.entrypoints.reasoning_ends import with_thinking
 from sglang.srt.managers.text_request import Delta, RequestError, Sample, TextRequest
@@ -35,7 +36,7 @@ async def answer_completion(request: Request, body: CompletionBody, context: Ser
         "created": int(time.time()),
         "model": body.model or context.model_name,
     }
-    texts = _Texts(manager.tokenizer if body.echo else None)
+    texts = _Texts(manager.tokenizer, body.echo)
     extras, token_ids = Extras.of(body, context.args), TokenIds(body)
     if body.stream:
         make = token_ids.adding(texts.choices)
@@ -44,10 +45,7 @@ async def answer_completion(request: Request, body: CompletionBody, context: Ser
     samples = await finished_or_gone(request, manager, group)
     if samples is None:
         return gone_response()
-    choices = [
-        {"index": i, "text": texts.prefix(sample) + sample.text, "logprobs": None, **ending(sample)}
-        for i, sample in enumerate(samples)
-    ]
+    choices = [texts.whole(i, sample) for i, sample in enumerate(samples)]
     token_ids.add(choices, samples)
     told = {"usage": extras.usage(samples), **extras.envelope(samples)}
     return JSONResponse({**envelope, "choices": choices, **told})
@@ -59,7 +57,7 @@ def completion_requests(body: CompletionBody, context: ServerContext, rid: str) 
     sampling = body.sampling(context.sampling_defaults(), most)
     rids = [rid] if len(prompts) == 1 else [f"{rid}-{i}" for i in range(len(prompts))]
     parser, tokenizer = context.args.reasoning_parser, context.manager.tokenizer
-    fields = body.scheduling()
+    fields = {**body.scheduling(), "wish": body.wish(), "logprob_texts": True}
     return [
         with_thinking(
             TextRequest(prompt, sampling, own_rid, body.stream, call_rid=rid, **fields), parser, tokenizer
@@ -81,21 +79,29 @@ def _prompts(prompt: str | list[int] | list[str] | list[list[int]]) -> list[str 
 class _Texts:
     """Text of each choice; with ``echo``, the prompt comes first."""
 
-    def __init__(self, echo_tokenizer: TextTokenizer | None) -> None:
-        self._tokenizer = echo_tokenizer
-        self._opened: set[int] = set()
+    def __init__(self, tokenizer: TextTokenizer, echo: bool) -> None:
+        self._tokenizer = tokenizer
+        self._echo = echo
+        self._logprobs: dict[int, CompletionLogprobs] = {}
 
-    def prefix(self, sample: Sample) -> str:
-        if self._tokenizer is None:
+    def _prefix(self, sample: Sample) -> str:
+        if not self._echo:
             return ""
         prompt = sample.request.prompt
         return prompt if isinstance(prompt, str) else self._tokenizer.decode(prompt)
 
+    def whole(self, index: int, sample: Sample) -> dict[str, Any]:
+        prefix = self._prefix(sample)
+        logprobs = CompletionLogprobs(sample, self._tokenizer, prefix if self._echo else None)
+        return {"index": index, "text": prefix + sample.text, "logprobs": logprobs.next(), **ending(sample)}
+
     def choices(self, index: int, sample: Sample, delta: Delta) -> list[dict[str, Any]]:
-        text = delta.text
-        if index not in self._opened:
-            self._opened.add(index)
-            text = self.prefix(sample) + text
+        text, logprobs = delta.text, self._logprobs.get(index)
+        if logprobs is None:
+            prefix = self._prefix(sample)
+            text = prefix + text
+            logprobs = CompletionLogprobs(sample, self._tokenizer, prefix if self._echo else None)
+            self._logprobs[index] = logprobs
         if not text and sample.finish is None:
             return []
-        return [{"index": index, "text": text, "logprobs": None, **ending(sample)}]
+        return [{"index": index, "text": text, "logprobs": logprobs.next(), **ending(sample)}]

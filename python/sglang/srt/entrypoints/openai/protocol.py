@@ -8,8 +8,10 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from sglang.srt.entrypoints.native_request import checked_sampling, refuse_unsupported
+from sglang.srt.entrypoints.native_wishes import MAX_TOP_LOGPROBS
 from sglang.srt.entrypoints.openai.response_format import grammar_params
 from sglang.srt.entrypoints.scheduling_fields import cache_salt, checked_priority
+from sglang.srt.managers.io_struct import RequestWish
 from sglang.srt.managers.text_request import RequestError
 from sglang.srt.sampling.sampling_params import SamplingParams
 
@@ -81,9 +83,6 @@ class GenerationBody(BaseModel):
     def refuse_unsupported(self) -> None:
         extra = self.model_extra or {}
         refuse_unsupported(extra, _UNSUPPORTED)
-        logprobs = extra.get("logprobs")
-        if logprobs is not None and logprobs is not False:
-            raise RequestError("logprobs is not supported by this server: leave it out")
         if extra.get("best_of") not in (None, 1):
             raise RequestError("best_of is not supported by this server: leave it out, and choose of n")
         if extra.get("tool_choice") not in (None, "none", "auto"):
@@ -152,8 +151,39 @@ class ChatBody(GenerationBody):
     chat_template_kwargs: dict[str, Any] | None = None
     return_prompt_token_ids: bool = False
     return_meta_info: bool = False
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+    def wish(self) -> RequestWish | None:
+        """
+        Raises:
+            RequestError: what is wished can't be told.
+        """
+        num_top = _num_top("top_logprobs", self.top_logprobs or 0)
+        if num_top and not self.logprobs:
+            raise RequestError("top_logprobs is for requests with logprobs: true")
+        return RequestWish(logprobs=True, num_top=num_top) if self.logprobs else None
 
 
 class CompletionBody(GenerationBody):
     prompt: str | Ids | Texts | Prompts
     echo: bool = False
+    logprobs: bool | int | None = None
+
+    def wish(self) -> RequestWish | None:
+        """
+        Raises:
+            RequestError: what is wished can't be told.
+        """
+        if self.logprobs is None or self.logprobs is False:
+            return None
+        if self.logprobs is True:
+            raise RequestError("logprobs must be a number: of the likeliest tokens to show at each place")
+        num_top = _num_top("logprobs", self.logprobs)
+        return RequestWish(logprobs=True, logprob_start=0 if self.echo else -1, num_top=num_top)
+
+
+def _num_top(name: str, value: int) -> int:
+    if not 0 <= value <= MAX_TOP_LOGPROBS:
+        raise RequestError(f"{name} must be from 0 to {MAX_TOP_LOGPROBS}, got {value}")
+    return value
