@@ -14,7 +14,7 @@ DEV := $(VENV)/.installed-dev
 CHECKED := $(wildcard python/sglang benchmark scripts sgl-kernel/python)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model serve demo test test-long test-browser fuzz-api soak load bench-toggle bench-study bench-trace docs format clean distclean
+.PHONY: help setup model serve demo test test-long test-browser fuzz-api upstream-bench soak load bench-toggle bench-study bench-trace docs format clean distclean
 
 help:  ## list the targets
 	@awk -F ':.*## +' '/^[a-z-]+:.*## / {printf "%-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -50,6 +50,13 @@ soak: $(DEV) model  ## one hour, the mode flipped every second: nothing drifts, 
 
 load: $(DEV) model  ## a thousand streams for 5 minutes, without a model: nothing leaks, every request ends once
 	@exec $(PY) benchmark/endurance/load.py $(ARGS)
+
+upstream-bench: $(DEV) model  ## the client side of PyPI's sglang, in an environment of its own, against this server
+	@test -x $(VENV)/upstream/bin/python || $(PY) -m venv --without-pip $(VENV)/upstream
+	@$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	> "$$($(VENV)/upstream/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth"
+	$(PIP) --python $(VENV)/upstream/bin/python install --no-deps -r requirements/upstream.txt
+	@exec $(PY) benchmark/upstream_client/upstream_bench.py --python $(VENV)/upstream/bin/python $(ARGS)
 
 bench-toggle: $(DEV) model  ## plain, speculative and toggled decoding at 1 to 64 streams
 	@exec $(PY) benchmark/spec_toggle/bench_toggle.py $(ARGS)
