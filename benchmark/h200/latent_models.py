@@ -65,5 +65,7 @@ CASES: Final = (
     ),
     _case("deepseek-v3.2-eagle3-tree", write_tiny_deepseek_v32, "EAGLE3", (3, 3, 8), config=_SPARSE),
     _case("glm-5-nvfp4-nextn-chain", write_tiny_glm5, "NEXTN", (2, 1, 3), config=_SPARSE, packed="nvfp4"),
+    _latent("kimi-fp8-cache-eagle3-tree", write_tiny_kimi_k25, "EAGLE3", (3, 3, 8), fp8_cache=True),
+    _case("glm-5-fp8-cache-nextn", write_tiny_glm5, "NEXTN", (2, 1, 3), config=_SPARSE, fp8_cache=True),
     _latent("kimi-int4-eagle3-mla", write_tiny_kimi_k25, "EAGLE3", (3, 1, 4), packed="int4"),
 )

@@ -125,14 +125,19 @@ class Stack:
     """One rank's model with state, cache and graphs."""
 
     def __init__(
-        self, model: DecoderModel, batches: Sequence[int], contexts: Sequence[int], places: int
+        self,
+        model: DecoderModel,
+        batches: Sequence[int],
+        contexts: Sequence[int],
+        places: int,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
         self.model = model
         self.device = device = model.norm.weight.device
         config = model.config
         self.config = WorkerConfig(
             device, model.norm.weight.dtype, max(batches), places, 1, max(contexts) + SLACK,
-            config.vocab_size, SPEC, max(batches), 1,
+            config.vocab_size, SPEC, max(batches), 1, kv_dtype,
         )  # fmt: skip
         self.state = SlotState(self.config)
         self._sampler = KernelSampler(self.config.num_rows, config.vocab_size, device)
@@ -141,7 +146,7 @@ class Stack:
         self._backend.reserve(max(batches), SPEC.num_draft_tokens)
         for tensor in self.pool.tensors:
             for layer in tensor:
-                layer.normal_()
+                layer.copy_(torch.randn_like(layer, dtype=self.config.dtype))
         self._order = torch.randperm(places, device=device, dtype=torch.int32).add_(1)
         self.step = self._make_step(model)
         self._graphs: StepGraphs | None = None
@@ -228,9 +233,8 @@ class Stack:
         shape, mla = self.model.kv_shape, self.model.config.mla
         assert isinstance(shape, MLAShape) and mla is not None
         seen = context if mla.index is None else min(context, mla.index.top_k)
-        numbers = shape.num_layers * seen * shape.latent_dim
-        numbers += len(shape.index_layers) * context * shape.index_dim
-        return numbers * self.config.dtype.itemsize
+        latents = shape.num_layers * seen * shape.latent_dim * self.config.cache_dtype.itemsize
+        return latents + len(shape.index_layers) * context * shape.index_dim * self.config.dtype.itemsize
 
 
 def copy_bandwidth(device: torch.device, num_bytes: int) -> float:

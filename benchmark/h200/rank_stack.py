@@ -76,7 +76,11 @@ def places_that_fit(args: argparse.Namespace, model: DecoderModel, device: torch
     torch.cuda.empty_cache()
     free = torch.cuda.mem_get_info(device)[0] - SPARE_BYTES
     dtype = model.norm.weight.dtype
-    return min(wanted, free // model.kv_shape.bytes_per_place(dtype))
+    return min(wanted, free // model.kv_shape.bytes_per_place(kv_dtype(args) or dtype, dtype))
+
+
+def kv_dtype(args: argparse.Namespace) -> torch.dtype | None:
+    return torch.float8_e4m3fn if args.kv_cache_dtype == "fp8_e4m3" else None
 
 
 def measure(args: argparse.Namespace, out: Records) -> None:
@@ -84,11 +88,17 @@ def measure(args: argparse.Namespace, out: Records) -> None:
     torch.manual_seed(0)
     with loaded(args, device, out) as model:
         places = places_that_fit(args, model, device)
-        stack, weights = Stack(model, args.batches, args.contexts, places), Weights.of(model)
+        stack = Stack(model, args.batches, args.contexts, places, kv_dtype(args))
+        weights = Weights.of(model)
         draft_lens = [queries - 1 for queries in args.queries]
         began = time.perf_counter()
         stack.prepare(args.batches, draft_lens, args.choices)
-        out.add("prepared", seconds=round(time.perf_counter() - began, 1), places=places)
+        out.add(
+            "prepared",
+            kv_cache_dtype=args.kv_cache_dtype,
+            seconds=round(time.perf_counter() - began, 1),
+            places=places,
+        )
         bandwidth = out.lines[0]["bandwidth"] if out.lines[0]["kind"] == "stack" else 0.0
         for context in args.contexts:
             for batch in args.batches:
@@ -144,6 +154,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
     parser.add_argument("--contexts", type=int, nargs="+", default=[1024, 16384, 65536])
     parser.add_argument("--queries", type=int, nargs="+", choices=(1, 2, 3, 4), default=[1, 4])
+    parser.add_argument("--kv-cache-dtype", choices=("auto", "fp8_e4m3"), default="auto")
     parser.add_argument("--repeats", type=int, default=10, help="timed steps of a case; the median counts")
     parser.add_argument("--choices", type=Path, help="file of kernel choices, written if it is not there")
     default = "cuda" if torch.cuda.is_available() else "cpu"

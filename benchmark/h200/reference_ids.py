@@ -34,12 +34,14 @@ _ROUNDING = 1e-3  # of a float32 logit
 class TeacherForced:
     """A model on the CPU that is shown whole sequences."""
 
-    def __init__(self, folder: Path, dtype: torch.dtype, max_len: int) -> None:
+    def __init__(
+        self, folder: Path, dtype: torch.dtype, max_len: int, kv_dtype: torch.dtype | None = None
+    ) -> None:
         config = ModelConfig.from_folder(folder)
         self._model = build_model(
             config, open_source(folder, "auto", dtype, "cpu", config.quant), dtype, "cpu", max_len
         )
-        pool = self._model.kv_shape.make_pool(max_len, 1, dtype, "cpu")
+        pool = self._model.kv_shape.make_pool(max_len, 1, kv_dtype or dtype, "cpu", dtype)
         # Slot 1 owns all pages, in order.
         table = torch.arange(1, max_len + 1, dtype=torch.int32).expand(2, -1).contiguous()
         self._attention = native_attention(pool, table)

@@ -60,7 +60,14 @@ FULL, TINY = Lengths(120, 32, 600), Lengths(20, 8, 60)
 class OnDevice:
     """A model over the kernels, without an executor. On a CPU over their references."""
 
-    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device, max_len: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        dtype: torch.dtype,
+        device: torch.device,
+        max_len: int,
+        kv_dtype: torch.dtype | None,
+    ) -> None:
         config = ModelConfig.from_folder(folder)
         source = open_source(folder, "auto", dtype, device, config.quant)
         with mock.patch.object(packed, "wants_kernels", lambda device: True):  # as on CUDA
@@ -69,7 +76,7 @@ class OnDevice:
         pages = -(-max_len // 16)
         of_worker = WorkerConfig(
             device=device, dtype=dtype, num_slots=1, num_pages=pages, page_size=16, context_len=max_len,
-            vocab_size=config.vocab_size, spec=None, max_spec_rows=0, feature_size=0,
+            vocab_size=config.vocab_size, spec=None, max_spec_rows=0, kv_dtype=kv_dtype, feature_size=0,
         )  # fmt: skip
         table = torch.arange(1, pages + 1, dtype=torch.int32, device=device).expand(2, -1).contiguous()
         self._attention = kernel_attention(self._model, of_worker, table)[1]
@@ -113,6 +120,10 @@ class Setting:
     def dtype(self) -> torch.dtype:
         return torch.bfloat16 if self.wanted.device == "cuda" else torch.float32
 
+    @property
+    def kv_dtype(self) -> torch.dtype | None:
+        return torch.float8_e4m3fn if self.case.fp8_cache else None
+
     def add(self, part: str, ok: bool, **values: Any) -> bool:
         self.out.add(part, case=self.case.name, ok=ok, **values)
         return ok
@@ -131,11 +142,11 @@ def compare_logits(setting: Setting) -> bool:
     [text], length = random_prompts(250, 1, setting.lengths.text), setting.lengths.text + 1
     ids = [3 + token % 240 for token in text]
     exact, rounded = (
-        TeacherForced(setting.target, dtype, length).logits([*ids, 0], len(ids))
+        TeacherForced(setting.target, dtype, length, setting.kv_dtype).logits([*ids, 0], len(ids))
         for dtype in (torch.float32, torch.bfloat16)
     )
     device = torch.device(setting.wanted.device)
-    got = OnDevice(setting.target, setting.dtype, device, length + 16).logits(ids)
+    got = OnDevice(setting.target, setting.dtype, device, length + 16, setting.kv_dtype).logits(ids)
     spread = exact.std()
     error, of_cpu = ((logits - exact).square().mean().sqrt() / spread for logits in (got, rounded))
     worst, worst_of_cpu = ((logits - exact).abs().max() / spread for logits in (got, rounded))
@@ -185,7 +196,8 @@ def _margins(
 ) -> tuple[list[list[float]], float]:
     """Of every token of the outputs; and what bfloat16 may change."""
     length = setting.lengths.prompt + setting.lengths.output
-    models = [TeacherForced(setting.target, dtype, length) for dtype in (torch.float32, torch.bfloat16)]
+    dtypes = torch.float32, torch.bfloat16
+    models = [TeacherForced(setting.target, dtype, length, setting.kv_dtype) for dtype in dtypes]
     margins, worst = [], 0.0
     for prompt, output in zip(prompts, outputs, strict=True):
         exact, rounded = (model.logits([*prompt, *output], len(output)) for model in models)
@@ -203,6 +215,7 @@ def setting_of(case: Case, root: Path, args: argparse.Namespace, out: Records) -
     flags += ["--speculative-eagle-topk", str(topk), "--speculative-num-draft-tokens", str(nodes)]
     if drafter is not None:
         flags += ["--speculative-draft-model-path", str(drafter)]
+    flags += ["--kv-cache-dtype", "fp8_e4m3"] if case.fp8_cache else []
     context = 2 * (lengths.prompt + lengths.output) + 64
     wanted = Wanted(
         Folders(target, drafter), None, args.device, ROWS, total_tokens=ROWS * context, context_len=context,

@@ -87,6 +87,7 @@ class Case:
     latent_drafter: bool = False  # EAGLE3's
     config: tuple[tuple[str, Any], ...] = ()  # of the target, beside the sizes
     packed: str | None = None  # the target's weights, one of ``PACKED``
+    fp8_cache: bool = False
 
     def folders(self, root: Path, tiny: bool) -> tuple[Path, Path | None]:
         """Target and drafter, written."""

@@ -20,8 +20,8 @@ class WorkerConfig:
     vocab_size: int
     spec: SpecShape | None = None  # None: no drafter
     max_spec_rows: int = 0  # decode rows a speculative step may have
-    kv_dtype: torch.dtype | None = None  # of the caches; None: ``dtype``
     feature_size: int = 0  # H_draft; 0 without a drafter, or with one that reads no hidden states
+    kv_dtype: torch.dtype | None = None  # of the caches; None: ``dtype``
 
     def __post_init__(self) -> None:
         assert self.num_slots > 0 and self.num_pages > 0 and self.page_size > 0
