@@ -8,11 +8,23 @@ from typing import Protocol
 
 import numpy as np
 
+from sglang.srt.model_executor.step_plan import RaggedSize
 from sglang.srt.speculative.auto import AutoInput
-from sglang.srt.speculative.controller import AutoController, ClassTally, CommittedStep
+from sglang.srt.speculative.controller import PROBE_FRACTION, AutoController, ClassTally, CommittedStep
 from sglang.srt.speculative.cost_table import CostTable
+from sglang.srt.speculative.row_acceptance import Outcomes
 from sglang.srt.speculative.schedule import BsSchedule
 from sglang.srt.speculative.toggle import Decision
+
+
+@dataclass(frozen=True, slots=True)
+class SimRow:
+    """What may be known of a running request."""
+
+    slot: int
+    arrival: int
+    draft_class: str
+    draft_cap: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +35,8 @@ class View:
     class_counts: tuple[tuple[str, float], ...]
     kv_tokens: int
     draft_lens: tuple[int, ...]  # that have steps of so many rows, without 0
+    ragged_sizes: tuple[RaggedSize, ...] = ()  # steps for so many with draft lengths of their own
+    rows: Sequence[SimRow] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +50,9 @@ class Outcome:
     accepted: np.ndarray  # [rows] drafts accepted
     classes: np.ndarray  # [rows] index into class_names
     class_names: tuple[str, ...]
+    rows: Sequence[SimRow] = ()
+    row_drafts: tuple[int, ...] = ()  # where rows had draft lengths of their own
+    is_new: np.ndarray | None = None  # [rows] bool; with row_drafts
 
     def correct_by_depth(self, of_class: int | None = None) -> tuple[int, ...]:
         """Rows that accepted drafts 1, 2, …"""
@@ -45,7 +62,9 @@ class Outcome:
 
 
 class Policy(Protocol):
-    def choose(self, view: View) -> int: ...
+    def choose(self, view: View) -> int | Decision:
+        """A draft length, or where rows have their own a decision that says which."""
+        ...
 
     def observe(self, outcome: Outcome) -> None: ...
 
@@ -82,12 +101,15 @@ class Schedule:
 class Auto:
     """``--speculative-disable-bs-threshold auto``: the server's own code."""
 
-    def __init__(self, table: CostTable, num_steps: int, **options: float) -> None:
-        self.controller = AutoController(table, num_steps, **options)  # type: ignore[arg-type]
+    def __init__(
+        self, table: CostTable, num_steps: int, probe_fraction: float = PROBE_FRACTION, num_slots: int = 0
+    ) -> None:
+        """``num_slots``: of rows that may have draft lengths of their own."""
+        self.controller = AutoController(table, num_steps, probe_fraction=probe_fraction, num_slots=num_slots)
         self._num_steps = num_steps
         self._decision: Decision | None = None
 
-    def choose(self, view: View) -> int:
+    def choose(self, view: View) -> int | Decision:
         self._decision = self.controller.decide(
             AutoInput(
                 num_decoding=view.num_rows,
@@ -96,27 +118,51 @@ class Auto:
                 num_steps=self._num_steps,
                 prepared_lens=view.draft_lens,
                 fitting_lens=view.draft_lens,
+                ragged_sizes=view.ragged_sizes if self.controller.tells_rows_apart else (),
+                rows=view.rows if self.controller.tells_rows_apart and view.ragged_sizes else (),
             )
         )
-        return self._decision.draft_len
+        return self._decision.draft_len if self._decision.size is None else self._decision
 
     def observe(self, outcome: Outcome) -> None:
         assert self._decision is not None
         step = CommittedStep(
-            self._decision, outcome.num_rows, outcome.kv_tokens, outcome.seconds, _tallies(outcome)
-        )
+            self._decision, outcome.num_rows, outcome.kv_tokens, outcome.seconds, _tallies(outcome),
+            _outcomes(outcome) if self.controller.tells_rows_apart and outcome.draft_len else None,
+        )  # fmt: skip
         self.controller.observe(step)
+
+
+def _outcomes(outcome: Outcome) -> Outcomes:
+    drafts = outcome.row_drafts or (outcome.draft_len,) * outcome.num_rows
+    return Outcomes(list(outcome.rows), list(drafts), outcome.accepted.tolist())
 
 
 def _tallies(outcome: Outcome) -> tuple[ClassTally, ...]:
     if outcome.draft_len == 0:
         return ()
+    if outcome.row_drafts:
+        return _tallies_of_new(outcome)
     rows = np.bincount(outcome.classes, minlength=len(outcome.class_names))
     return tuple(
         ClassTally(name, (int(rows[index]),) * outcome.draft_len, outcome.correct_by_depth(index))
         for index, name in enumerate(outcome.class_names)
         if rows[index]
     )
+
+
+def _tallies_of_new(outcome: Outcome) -> tuple[ClassTally, ...]:
+    """As the server counts where rows have draft lengths of their own: what was tried, of new requests."""
+    assert outcome.is_new is not None
+    found, drafts = [], np.array(outcome.row_drafts)  # [rows]
+    depths = range(1, outcome.draft_len + 1)
+    for index, name in enumerate(outcome.class_names):
+        chosen = outcome.is_new & (outcome.classes == index)
+        given, accepted = drafts[chosen], outcome.accepted[chosen]
+        if len(given):
+            came = tuple(int(((given >= d) & (accepted >= d - 1)).sum()) for d in depths)
+            found.append(ClassTally(name, came, tuple(int((accepted >= d).sum()) for d in depths)))
+    return tuple(found)
 
 
 def best_schedule(table: CostTable, parts: Sequence[float], kv_per_row: int, max_rows: int) -> BsSchedule:

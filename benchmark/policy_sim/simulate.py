@@ -25,8 +25,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmark.policy_sim.engine import Simulation, Truth
 from benchmark.policy_sim.policies import Auto, Policy, Schedule, Threshold, best_schedule
 from benchmark.policy_sim.published import AcceptanceAverage, Exp3, Goodput, Ucb
+from benchmark.policy_sim.structure import with_ragged
 from benchmark.policy_sim.tables import markdown, rounded
 from benchmark.policy_sim.workload import (
+    MIXTURES,
     RECIPES,
     Phase,
     Workload,
@@ -42,6 +44,7 @@ from sglang.srt.speculative.cost_table import CostTable
 THRESHOLDS = (4, 8, 16, 32, 64, 96, 128, 192)
 CALIBRATION_LENGTH = 2.0  # tokens of a step with 3 drafts, of the workload an offline table is made with
 CALIBRATION_KV = 640  # tokens of a row's context there
+OWN = "auto, own lengths"  # rows may have draft lengths of their own
 Make = Callable[[int], Policy]  # from a seed
 
 
@@ -66,8 +69,14 @@ def policies(table: CostTable, num_steps: int) -> dict[str, Make]:
     return made
 
 
+def own_lengths(table: CostTable, num_steps: int) -> Make:
+    """`auto` whose rows may have draft lengths of their own. Its costs are estimates: by name alone."""
+    own = with_ragged(table)
+    return lambda seed: Auto(own, num_steps, num_slots=table.max_rows(0))
+
+
 def workload_of(trace: str, seed: int, seconds: float, length: float) -> Workload:
-    if trace in RECIPES:
+    if trace in RECIPES or trace in MIXTURES:
         return make_workload(trace, seed, seconds)
     arrivals = read_trace(Path(trace))
     lengths = {arrival.domain: length for arrival in arrivals}
@@ -80,6 +89,9 @@ def run(args: argparse.Namespace) -> Iterator[dict[str, object]]:
     if true.draft_lens != loaded.table.draft_lens:
         raise SystemExit(f"--truth has draft lengths {true.draft_lens}, --costs {loaded.table.draft_lens}")
     made = policies(loaded.table, loaded.shape.num_steps)
+    if OWN in args.policy:
+        made[OWN] = own_lengths(loaded.table, loaded.shape.num_steps)
+        true = with_ragged(true)
     chosen = made if args.policy == ["all"] else {name: made[name] for name in args.policy}
     traces = list(RECIPES) if args.trace == ["all"] else args.trace
     seeds = range(args.first_seed, args.first_seed + args.seeds)
@@ -101,8 +113,12 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--costs", type=Path, help="JSON as --speculative-auto-table reads it")
     parser.add_argument("--truth", type=Path, help="what steps take, if not what --costs says")
-    parser.add_argument("--trace", nargs="+", default=["all"], help=f"{', '.join(RECIPES)}, a file, or all")
-    parser.add_argument("--policy", nargs="+", default=["all"], help="names as in the table, or all")
+    parser.add_argument(
+        "--trace", nargs="+", default=["all"], help=f"{', '.join([*RECIPES, *MIXTURES])}, a file, or all"
+    )
+    parser.add_argument(
+        "--policy", nargs="+", default=["all"], help=f"names as in the table, all, or {OWN!r}"
+    )
     parser.add_argument("--out", type=Path, help="JSONL, one line a run")
     parser.add_argument("--seconds", type=float, default=40.0, help="of a trace (default: %(default)s)")
     parser.add_argument("--seeds", type=int, default=2, help="runs of each case (default: %(default)s)")

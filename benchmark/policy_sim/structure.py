@@ -11,12 +11,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 import numpy as np
 
+from sglang.srt.model_executor.graph_sizes import ragged_keys
 from sglang.srt.model_executor.step_plan import StepCost
+from sglang.srt.speculative.cost_table import CostTable
 
 Points = tuple[tuple[float, float], ...]  # (x, seconds), ascending
 
@@ -87,6 +89,23 @@ def structure_of(costs: Sequence[StepCost]) -> StepStructure:
         draft=tuple((rows, max(0.0, float(found[-2] + found[-1] * rows))) for rows in ends),
         per_kv_token_s=median(cost.per_kv_token_s for cost in told),
     )
+
+
+def with_ragged(table: CostTable) -> CostTable:
+    """With costs of steps whose rows have draft lengths of their own, of the sizes that a server captures.
+
+    They were not measured: each is the table's cost of a step with all drafts, less what its fewer query
+    tokens save of one by the structure.
+    """
+    structure, costs = structure_of(table.costs), {(cost.draft_len, cost.rows): cost for cost in table.costs}
+    sizes = {k: [cost.rows for cost in table.costs if cost.draft_len == k] for k in table.draft_lens}
+    ragged = []
+    for key in ragged_keys(sizes):
+        forwards = key.draft_len * line(structure.draft, key.rows)
+        part = (line(structure.verify, key.tokens) + forwards) / structure.fixed_s(key.draft_len, key.rows)
+        common = costs[key.draft_len, key.rows]
+        ragged.append(replace(common, fixed_s=common.fixed_s * part, tokens=key.tokens))
+    return CostTable.from_costs([*table.costs, *ragged], table.padded)
 
 
 def _query_tokens(cost: StepCost) -> int:

@@ -141,9 +141,18 @@ RECIPES: Final[Mapping[str, Recipe]] = {
     ),
 }
 
+_CLASSLESS = replace(_TWO_DOMAINS, rate=24.0)  # nothing that is known of a request tells how much it accepts
+MIXTURES: Final[Mapping[str, Recipe]] = {
+    "halves": Recipe(POISSON, _CLASSLESS, _steady({"coding": 2.5, "chat": 1.2})),
+    "halves-busy": Recipe(POISSON, replace(_CLASSLESS, rate=40.0), _steady({"coding": 2.5, "chat": 1.2})),
+    "coding-chat-busy": Recipe(POISSON, replace(_CLASSLESS, rate=40.0), _steady(_CODING_CHAT)),
+    "alike-busy": Recipe(POISSON, replace(_CLASSLESS, rate=40.0), _steady({"coding": 1.8, "chat": 1.8})),
+}
+"""For draft lengths of the rows' own."""
+
 
 def make_workload(name: str, seed: int, seconds: float) -> Workload:
-    recipe = RECIPES[name]
+    recipe = {**RECIPES, **MIXTURES}[name]
     options = replace(recipe.options, duration_s=seconds, period_s=recipe.options.period_s * seconds)
     return Workload(
         name=name,

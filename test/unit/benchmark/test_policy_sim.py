@@ -20,7 +20,14 @@ from benchmark.policy_sim import best_lengths, make_table, ragged, simulate, tab
 from benchmark.policy_sim.engine import Result, Simulation, Truth
 from benchmark.policy_sim.policies import Auto, Outcome, Policy, Threshold, View, best_schedule
 from benchmark.policy_sim.published import AcceptanceAverage, Exp3, Goodput, Ucb
-from benchmark.policy_sim.structure import StepStructure, StructureError, line, structure_of, timed
+from benchmark.policy_sim.structure import (
+    StepStructure,
+    StructureError,
+    line,
+    structure_of,
+    timed,
+    with_ragged,
+)
 from benchmark.policy_sim.workload import (
     RECIPES,
     Workload,
@@ -107,7 +114,7 @@ def test_the_kept_table_is_what_the_server_of_the_study_measured() -> None:
     lines = [json.loads(text) for text in STUDY.read_text().splitlines()]
     made = make_table.measured(lines, STUDY.name)
     assert made == AutoTable.from_json((ROOT / "docs/data/h200/auto_table.json").read_text())
-    assert [asdict(cost) for cost in made.table.costs] == lines[0]["info"]["costs"]
+    assert made.table.to_dict()["costs"] == lines[0]["info"]["costs"]
     shown = (ROOT / "docs/policy_regret.md").read_text().splitlines()
     printed = make_table.markdown(make_table.agreement(lines, made.table))
     assert [text for text in printed if text not in shown] == []
@@ -287,6 +294,24 @@ def test_the_ragged_allocation_is_the_best_of_all(firsts: list[float], scale: in
     assert rate(costs.ragged(reached)) == pytest.approx(best)
     common = costs.common(reached)
     assert rate([common] * rows) == pytest.approx(max(rate([k] * rows) for k in range(4)))
+
+
+def test_requests_that_differ_gain_by_draft_lengths_of_their_own() -> None:
+    """And those that are alike lose nothing. Requests are told apart by what they accepted alone."""
+    own = with_ragged(TABLE)
+    assert {cost.rows for cost in own.ragged} == {32, 64, 128, 256} and own.costs == TABLE.costs
+    gains = {}
+    for name in ("halves-busy", "alike-busy"):
+        workload = make_workload(name, 0, 4.0)
+        truth = Truth(own, workload, 3)
+        one, rows = (
+            Simulation(workload, truth, Auto(table, 3, num_slots=slots), 0).run()
+            for table, slots in ((TABLE, 0), (own, 256))
+        )
+        assert one.num_tokens == rows.num_tokens and one.num_ragged == 0
+        gains[name] = one.regret - rows.regret
+        assert rows.num_ragged > 0 or name == "alike-busy"
+    assert gains["halves-busy"] > 0.01 and gains["alike-busy"] > -0.005, gains
 
 
 def _auto_table(table: CostTable) -> AutoTable:
