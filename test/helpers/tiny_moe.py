@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
 from helpers.tiny_models import BASE_CONFIG, Draw, Tensors, put_head, target_tensors, write_folder
 
 
@@ -67,6 +68,28 @@ def write_tiny_gpt_oss(folder: str | Path, seed: int = 0, **config: Any) -> Path
     """GPT-OSS as it is saved in half precision: experts [E, in, out], gate and up interleaved."""
     fields = gpt_oss_config() | config
     return write_folder(folder, fields, gpt_oss_tensors(fields, seed))
+
+
+def write_tiny_gpt_oss_mxfp4(folder: str | Path, seed: int = 0, **config: Any) -> Path:
+    """GPT-OSS as it is released: experts [E, out, in] in MXFP4, here rounded from random ones."""
+    fields = gpt_oss_config() | config
+    tensors = gpt_oss_tensors(fields, seed)
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        blocks, scales = _mxfp4(tensors.pop(name).transpose(1, 2))
+        tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+    quantised = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    return write_folder(folder, fields | {"quantization_config": quantised}, tensors)
+
+
+def _mxfp4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """[E, out, in] -> blocks [E, out, in / 32, 16] and scales [E, out, in / 32], bytes."""
+    groups = weight.float().unflatten(2, (-1, 32))
+    exponent = groups.abs().amax(3).log2().floor().clamp(-100, 0) - 2  # the largest becomes 4 to 6
+    values = torch.tensor((0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0))
+    scaled = groups / exponent.exp2()[..., None]
+    code = (scaled.abs()[..., None] - values).abs().argmin(-1) + 8 * (scaled < 0)
+    blocks = code[..., ::2] | (code[..., 1::2] << 4)
+    return blocks.to(torch.uint8), (exponent + 127).to(torch.uint8)
 
 
 def gpt_oss_config() -> dict[str, Any]:

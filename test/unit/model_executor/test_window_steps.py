@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import random
+from unittest import mock
 
 import pytest
 from helpers.kernel_executor import kernel_executor
@@ -13,6 +14,7 @@ from helpers.plan_driver import DrivenRequest, PlanDriver
 from helpers.tiny_executor import draft_folder, target_folder, tiny_executor
 
 from sglang.srt.model_executor.step_plan import SlotSampling
+from sglang.srt.models import packed
 
 SAMPLINGS = (
     SlotSampling(temperature=0.0),
@@ -35,6 +37,10 @@ def drive(driver: PlanDriver, modes: list[int], num_tokens: int) -> list[DrivenR
 @pytest.mark.parametrize(
     "family,shape",
     [
+        ("gpt-oss", (3, 1, 4)),
+        ("gpt-oss", (3, 3, 8)),
+        pytest.param("gpt-oss", None, marks=pytest.mark.long),
+        pytest.param("gpt-oss", (2, 4, 16), marks=pytest.mark.long),
         ("mistral-window", (3, 1, 4)),
         pytest.param("mistral-window", None, marks=pytest.mark.long),
         pytest.param("mistral-window", (3, 3, 8), marks=pytest.mark.long),
@@ -44,7 +50,8 @@ def test_same_tokens_as_the_runner_in_any_mode(family: str, shape: tuple[int, in
     most = 0 if shape is None else shape[0]
     page_size = 1 if most == 3 else 4
     draft = None if shape is None else draft_folder(family)
-    kernels = kernel_executor(target_folder(family), draft, shape, page_size)
+    with mock.patch.object(packed, "wants_kernels", lambda device: True):
+        kernels = kernel_executor(target_folder(family), draft, shape, page_size)
     oracle = tiny_executor(shape, family, dtype="float32", page_size=page_size)
     got, expected = (drive(PlanDriver(one), [0, most, max(most - 1, 0)], 24) for one in (kernels, oracle))
     for request, other in zip(got, expected, strict=True):

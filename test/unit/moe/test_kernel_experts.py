@@ -17,7 +17,7 @@ from helpers.quantise import FORMATS, write_quantised
 from helpers.run_model import Driver, load_target
 from helpers.tiny_executor import KINDS, draft_folder, target_folder, tiny_executor
 from helpers.tiny_mla import write_tiny_deepseek_v3, write_tiny_kimi_k25
-from helpers.tiny_moe import write_tiny_glm4_moe, write_tiny_qwen3_moe
+from helpers.tiny_moe import write_tiny_glm4_moe, write_tiny_gpt_oss, write_tiny_qwen3_moe
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -64,6 +64,7 @@ def logits_of(folder: Path, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         write_tiny_qwen3_moe,
         write_tiny_deepseek_v3,
         write_tiny_glm4_moe,
+        write_tiny_gpt_oss,
         pytest.param(write_tiny_kimi_k25, marks=pytest.mark.long),
     ],
 )

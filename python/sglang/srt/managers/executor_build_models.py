@@ -38,15 +38,6 @@ _DTYPES = {
 }
 
 
-CUDA_ARCHITECTURES: Final = (
-    "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM",
-    "Glm4MoeForCausalLM",
-    "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "KimiK25ForConditionalGeneration",
-    "Glm4MoeLiteForCausalLM", "DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM",
-)  # fmt: skip
-"""Targets whose every layer has a kernel; the others run on a CPU alone."""
-
-
 _NO_KERNELS: Final = "has no CUDA kernels here yet: use --device cpu, or another drafter"
 
 
@@ -89,7 +80,7 @@ def load_models(args: ExecutorArgs, device: torch.device, tp: TensorParallel | N
     check_quantization("--quantization", args.quantization, config.quant, args.model_path)
     choice = choose(args, config)
     if device.type == "cuda":
-        _refuse_on_cuda(config, choice)
+        _refuse_on_cuda(choice)
     dtype = _dtype(args.dtype, config, device)
     kv_dtype = _kv_dtype(args, dtype)
     positions = max_positions(config.context_len, spec)
@@ -102,14 +93,9 @@ def load_models(args: ExecutorArgs, device: torch.device, tp: TensorParallel | N
     return LoadedModels(target, drafter, spec, dtype, device, kv_dtype)
 
 
-def _refuse_on_cuda(config: ModelConfig, choice: DraftChoice | None) -> None:
+def _refuse_on_cuda(choice: DraftChoice | None) -> None:
     if choice is not None and (what := without_kernels(choice)) is not None:
         raise ExecutorArgsError(f"{what} {_NO_KERNELS}")
-    if config.architecture not in CUDA_ARCHITECTURES:
-        raise ExecutorArgsError(
-            f"{config.path}: {config.architecture} has no CUDA kernels here yet (those that have:"
-            f" {', '.join(CUDA_ARCHITECTURES)}); use --device cpu"
-        )
 
 
 def page_budget(

@@ -14,6 +14,7 @@ from typing import Final, Protocol
 import torch
 
 from sglang.srt.configs.quant_config import QuantConfig
+from sglang.srt.layers.quantization.fp4_weight import Fp4Weight
 from sglang.srt.layers.quantization.quant_weight import QuantWeight
 from sglang.srt.model_loader.quant_module import Module, StoredTensors
 from sglang.srt.model_loader.quant_readers import MXFP4_GROUP, can_cut, is_packed, read_blocks, read_weight
@@ -67,16 +68,19 @@ class QuantSource:
         Raises:
             WeightError: the part cuts through a group, a block or a word.
         """
-        if not self._is_packed(name):
+        is_blocks = len(shape) == 3 and self._checkpoint.has(f"{name}_blocks")
+        if not is_blocks and not self._is_packed(name):
             return None
         if part is not None and part.is_whole(shape):
             part = None
         if part is not None and not self._can_cut(name, shape, part):
-            what, span = ("rows", "columns")[part.dim], part.span
+            what, span = "inputs" if is_blocks else ("rows", "columns")[part.dim], part.span
             raise WeightError(
                 f"{name}: {what} {span.begin} to {span.end} of {shape[part.dim]} cut through what the"
                 " checkpoint packs together: use a smaller --tp-size"
             )
+        if is_blocks:
+            return self._read_blocks(name, shape, part)
         module = self._module(name, shape, part)
         packed = read_weight(module, self.config)
         self._modules.add(module.name)
@@ -97,14 +101,19 @@ class QuantSource:
         self, name: str, shape: Sequence[int], dtype: torch.dtype, part: Part | None
     ) -> torch.Tensor:
         """GPT-OSS's experts [E, in, out], which are stored the other way round as MXFP4."""
-        packed = read_blocks(self._checkpoint, name, shape, part)
+        packed = self._read_blocks(name, shape, part)
         wanted = shape if part is None else part.shape(shape)
         matrices = torch.zeros(*wanted, dtype=dtype, device=self.device)
         if packed is not None:
-            self._formats.append(packed.describe())
             for expert, matrix in enumerate(matrices):  # one by one: what it takes in between is large
                 matrix.copy_(packed.part(expert).dequantise(dtype).t())
         return matrices
+
+    def _read_blocks(self, name: str, shape: Sequence[int], part: Part | None) -> Fp4Weight | None:
+        packed = read_blocks(self._checkpoint, name, shape, part)
+        if packed is not None:
+            self._formats.append(packed.describe())
+        return packed
 
     def _can_cut(self, name: str, shape: Sequence[int], part: Part) -> bool:
         if len(shape) == 3:  # blocks of all experts

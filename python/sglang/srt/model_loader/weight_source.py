@@ -69,7 +69,7 @@ class WeightSource(Protocol):
     def take_packed(self, name: str, shape: Sequence[int], part: Part | None = None) -> QuantWeight | None:
         """Weight ``name`` of ``shape`` [out, in] in the form in which the checkpoint packs it, on the wanted
         device; ``part``: that part of it alone. None: it is not packed (then ``take`` it), or a mismatch
-        that is recorded.
+        that is recorded. GPT-OSS's experts have a shape of [E, in, out], and are packed as [E, out, in].
 
         Raises:
             WeightError: the part cuts through a group, a block or a word.

@@ -9,7 +9,9 @@ else, which is seen in half precision alone.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -21,8 +23,14 @@ from sglang.srt.layers.attention.heads import Scope
 from sglang.srt.layers.moe.experts import Experts
 from sglang.srt.layers.moe.layer import MLP, MoE
 from sglang.srt.layers.moe.router import TorchRouter
+from sglang.srt.layers.quantization.fp4_weight import Fp4Weight
 from sglang.srt.model_loader.weight_source import Part, WeightSource
+from sglang.srt.models import packed
 from sglang.srt.models.dense import DenseModel
+
+if TYPE_CHECKING:
+    from sgl_kernel.moe.weights import ExpertMatrix
+    from sglang.srt.layers.moe.kernel_experts import KernelExperts
 
 
 class GptOssForCausalLM(DenseModel):
@@ -36,25 +44,74 @@ class GptOssForCausalLM(DenseModel):
         prefix, moe = f"model.layers.{index}.mlp.", config.moe
         gate = source.take(f"{prefix}router.weight", (moe.num_experts, config.hidden_size), wide=True)
         gate_bias = source.take(f"{prefix}router.bias", (moe.num_experts,), wide=True)
-        experts = _take_experts(source, f"{prefix}experts.", config.hidden_size, moe, self.tp)
-        return MoE(TorchRouter(moe, gate, None, gate_bias), experts, None, self.tp.summing)
+        place = _Place(source, f"{prefix}experts.", config.hidden_size, moe, self.tp)
+        if not packed.wants_kernels(source.device):
+            router = TorchRouter(moe, gate, None, gate_bias)
+            return MoE(router, _take_experts(place), None, self.tp.summing)
+        from sglang.srt.layers.moe.kernel_experts import KernelRouter
+
+        rounded = source.take(f"{prefix}router.weight", (moe.num_experts, config.hidden_size))
+        kernel_router = KernelRouter(moe, gate, rounded, None, gate_bias)
+        return MoE(kernel_router, _take_kernel_experts(place), None, self.tp.summing)
 
 
-def _take_experts(
-    source: WeightSource, prefix: str, hidden: int, config: MoEConfig, tp: TensorParallel
-) -> Experts:
-    num, size = config.num_experts, config.intermediate_size
-    own = tp.span(size, f"{prefix}: intermediate size of an expert")
-    pairs = own.times(2)
-    gate_up = source.take(f"{prefix}gate_up_proj", (num, hidden, 2 * size), part=Part(2, pairs))
-    gate_up_bias = source.take(f"{prefix}gate_up_proj_bias", (num, 2 * size), part=Part(1, pairs))
-    down = source.take(f"{prefix}down_proj", (num, size, hidden), part=Part(1, own))
-    down = down.transpose(1, 2).contiguous()
-    down_bias = source.take(f"{prefix}down_proj_bias", (num, hidden))
-    if tp.rank > 0:
-        down_bias.zero_()  # the ranks' parts are added up, and it must be in the sum once
-    gate_up, gate_up_bias = _halves(gate_up.transpose(1, 2)), _halves(gate_up_bias)
-    return Experts(gate_up, down, gate_up_bias, down_bias, clamped_swiglu)
+class _Place:
+    """Where the experts of a layer are, and which part of them is this rank's."""
+
+    def __init__(
+        self, source: WeightSource, prefix: str, hidden: int, config: MoEConfig, tp: TensorParallel
+    ) -> None:
+        num, size = config.num_experts, config.intermediate_size
+        own = tp.span(size, f"{prefix}: intermediate size of an expert")
+        pairs = own.times(2)
+        self.source = source
+        # name, shape [E, in, out], this rank's part
+        self.gate_up = f"{prefix}gate_up_proj", (num, hidden, 2 * size), Part(2, pairs)
+        self.down = f"{prefix}down_proj", (num, size, hidden), Part(1, own)
+        self.gate_up_bias = source.take(f"{prefix}gate_up_proj_bias", (num, 2 * size), part=Part(1, pairs))
+        self.down_bias = source.take(f"{prefix}down_proj_bias", (num, hidden))
+        if tp.rank > 0:
+            self.down_bias.zero_()  # the ranks' parts are added up, and it must be in the sum once
+
+
+def _take_experts(place: _Place) -> Experts:
+    (up, up_shape, up_part), (last, last_shape, last_part) = place.gate_up, place.down
+    gate_up = place.source.take(up, up_shape, part=up_part).transpose(1, 2)
+    down = place.source.take(last, last_shape, part=last_part).transpose(1, 2).contiguous()
+    return Experts(_halves(gate_up), down, _halves(place.gate_up_bias), place.down_bias, clamped_swiglu)
+
+
+def _take_kernel_experts(place: _Place) -> KernelExperts:
+    from sglang.srt.layers.moe.kernel_experts import KernelExperts
+
+    gate_up = _take_matrix(place, place.gate_up, _halves)
+    down = _take_matrix(place, place.down, torch.Tensor.contiguous)
+    return KernelExperts(
+        replace(gate_up, bias=_halves(place.gate_up_bias)), replace(down, bias=place.down_bias), clamped=True
+    )
+
+
+def _take_matrix(
+    place: _Place,
+    wanted: tuple[str, tuple[int, int, int], Part],
+    ordered: Callable[[torch.Tensor], torch.Tensor],  # [E, rows, columns] -> the same in the kernels' order
+) -> ExpertMatrix:
+    """As MXFP4 where the checkpoint has it; else in the run's dtype."""
+    from sgl_kernel.moe.weights import ExpertMatrix, Format
+    from sglang.srt.layers.quantization.expert_stack import as_mxfp4
+
+    source, (name, shape, part) = place.source, wanted
+    weight = source.take_packed(name, shape, part)
+    if weight is None:
+        return ExpertMatrix(Format.PLAIN, ordered(source.take(name, shape, part=part).transpose(1, 2)))
+    assert isinstance(weight, Fp4Weight)
+    kept = as_mxfp4(weight)
+    if kept is not None:
+        return ExpertMatrix(Format.MXFP4, ordered(kept[0]), ordered(kept[1]))
+    dense = place.down_bias.new_empty(weight.shape)
+    for expert, matrix in enumerate(dense):  # one by one: what it takes in between is large
+        matrix.copy_(weight.part(expert).dequantise(dense.dtype))
+    return ExpertMatrix(Format.PLAIN, ordered(dense))
 
 
 def _halves(interleaved: torch.Tensor) -> torch.Tensor:

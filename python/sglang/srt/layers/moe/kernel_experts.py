@@ -47,16 +47,17 @@ class KernelRouter:
         gate: torch.Tensor,  # [E, H] float32 at least
         rounded: torch.Tensor,  # [E, H] the same in the type of the hidden states
         bias: torch.Tensor | None,  # [E] float32 at least
+        gate_bias: torch.Tensor | None = None,  # [E], of the logits; ``bias`` is of the scores to choose by
     ) -> None:
         self._rule = choice_rule(config)
         is_exact = torch.equal(rounded.to(gate.dtype), gate)
-        self.gate = Linear(rounded if is_exact else gate, float_output=True)
+        self.gate = Linear(rounded if is_exact else gate, gate_bias, float_output=True)
         self.bias = bias
 
     @property
     def weight_bytes(self) -> int:
-        bias = 0 if self.bias is None else self.bias.numel() * self.bias.element_size()
-        return self.gate.weight_bytes + bias
+        biases = [bias for bias in (self.bias, self.gate.bias) if bias is not None]
+        return self.gate.weight_bytes + sum(bias.numel() * bias.element_size() for bias in biases)
 
     def linears(self) -> Sequence[Linear]:
         return [self.gate]
@@ -75,12 +76,13 @@ class KernelRouter:
 
 
 class KernelExperts:
-    """``ExpertProducts`` of matrices as a checkpoint packs them."""
+    """``ExpertProducts`` of matrices as a checkpoint packs them. ``clamped``: with GPT-OSS's activation."""
 
-    def __init__(self, gate_up: ExpertMatrix, down: ExpertMatrix) -> None:
+    def __init__(self, gate_up: ExpertMatrix, down: ExpertMatrix, *, clamped: bool = False) -> None:
         self.gate_up = gate_up
         self.down = down
         self.num_experts = gate_up.num_experts
+        self._clamped = clamped
         self.weight_bytes = gate_up.weight_bytes + down.weight_bytes
         self._counters = expert_counters(gate_up.data.device)
 
@@ -94,5 +96,5 @@ class KernelExperts:
         """[T, H] of x's dtype."""
         return fused_experts(
             x, weights, experts, self.gate_up, self.down, base=base, counters=self._counters,
-            pdl=len(x) <= MAX_PDL_TOKENS,
+            pdl=len(x) <= MAX_PDL_TOKENS, clamped=self._clamped,
         )  # fmt: skip

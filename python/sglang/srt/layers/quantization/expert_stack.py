@@ -10,7 +10,7 @@ from typing import Final
 
 import torch
 
-from sgl_kernel.moe.weights import GROUP, ExpertMatrix, Format
+from sgl_kernel.moe.weights import GROUP, MXFP4_LARGEST, ExpertMatrix, Format
 from sglang.srt.layers.quantization.fp4_weight import Fp4Weight
 from sglang.srt.layers.quantization.fp8_weight import Fp8Weight
 from sglang.srt.layers.quantization.int_weight import IntWeight
@@ -48,6 +48,15 @@ def layout_of(weight: QuantWeight | torch.Tensor) -> Layout | None:
             return None
         return Layout(Format.FP8, torch.float32, (0 if weight.scale.shape[0] == 1 else rows, columns))
     return None
+
+
+def as_mxfp4(weight: Fp4Weight) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Words [E, N, K / 8] int32 and scales [E, N, K / 32] uint8 of all experts; None: there are scales that
+    no kernel holds."""
+    scale = weight.scale.view(torch.uint8)
+    if bool((scale > MXFP4_LARGEST).any()):
+        return None
+    return weight.packed.contiguous().view(torch.int32), scale
 
 
 class ExpertStack:
