@@ -47,8 +47,14 @@ def openai_error(error: RequestError) -> dict[str, Any]:
         503: "ServiceUnavailableError",
     }
     kind = kinds.get(error.status_code, "InternalServerError")
-    message = error_message(error)
-    return {"object": "error", "message": message, "type": kind, "param": None, "code": error.status_code}
+    code = error.code or error.status_code
+    return {
+        "object": "error",
+        "message": error_message(error),
+        "type": kind,
+        "param": None,
+        "code": code,
+    }
 
 
 def error_response(error: RequestError, shape: ErrorShape) -> JSONResponse:

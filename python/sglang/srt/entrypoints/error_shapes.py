@@ -30,7 +30,7 @@ def nested_error(error: RequestError) -> dict[str, Any]:
 
 
 def _code(error: RequestError) -> Any:
-    return {401: "invalid_api_key", 404: "not_found"}.get(error.status_code)
+    return error.code or {401: "invalid_api_key", 404: "not_found"}.get(error.status_code)
 
 
 _SHAPES: Final[dict[str, ErrorShape]] = {"/v1/messages": anthropic_error, "/v1/responses": nested_error}

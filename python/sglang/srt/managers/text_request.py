@@ -15,9 +15,11 @@ from sglang.srt.sampling.sampling_params import ReasoningEnd, SamplingParams
 class RequestError(ValueError):
     """A request that can't be served; always answered with ``status_code`` and the message."""
 
-    def __init__(self, message: str, status_code: int = 400) -> None:
+    def __init__(self, message: str, status_code: int = 400, code: str | None = None) -> None:
+        """``code``: a word for programs, where there is one."""
         super().__init__(message)
         self.status_code = status_code
+        self.code = code
 
 
 @dataclass(frozen=True, slots=True)
