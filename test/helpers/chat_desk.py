@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from array import array
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,7 +29,7 @@ from sglang.srt.managers.io_struct import (
 )
 from sglang.srt.managers.text_observers import Observers
 from sglang.srt.managers.tokenizer_manager import Limits, TokenizerManager
-from sglang.srt.model_executor.step_plan import Logprobs
+from sglang.srt.model_executor.step_plan import Logprobs, Vectors
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.utils.text_tokenizer import TextTokenizer
 
@@ -54,7 +55,7 @@ class ChatDesk:
         self.cached_tokens = 0
         self.sent: list[GenerateRequest] = []
         self.manager = TokenizerManager(
-            self.tokenizer, Limits(4096, 9999, self.tokenizer.vocab_size), self._take, Observers(), 1
+            self.tokenizer, Limits(4096, 9999, self.tokenizer.vocab_size, True), self._take, Observers(), 1
         )
         context = ServerContext(
             args=ServerArgs(served_model_name="m", **args),
@@ -150,7 +151,10 @@ def _told(request: GenerateRequest, ids: Sequence[int], first: bool) -> TokenRep
             tuple(map(tuple, tops)),
         )
 
-    return TokenReport(of(request.input_ids[start + 1 :] if first else []), of(ids))
+    hidden = (Vectors(array("f", [ids[-1], 0.5]).tobytes(), 2),) if wish.hidden_states and ids else ()
+    if not wish.logprobs:
+        return TokenReport(Logprobs(), Logprobs(), hidden)
+    return TokenReport(of(request.input_ids[start + 1 :] if first else []), of(ids), hidden)
 
 
 def message_of(events: Sequence[dict[str, Any]], index: int = 0) -> dict[str, Any]:

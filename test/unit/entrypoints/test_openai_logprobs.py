@@ -94,6 +94,22 @@ def test_no_likeliest_ones(desk: ChatDesk) -> None:
         assert complete(desk, ["ab"], prompt="x", logprobs=off)[0]["logprobs"] is None
 
 
+@pytest.mark.parametrize("wanted", [True, "last"])
+def test_the_last_hidden_state(desk: ChatDesk, wanted: bool | str) -> None:
+    pieces = ["a", "b"]
+    last = ids_of(desk, pieces)[-1]
+    whole = desk.chat(["b"], return_hidden_states=wanted)["choices"][0]
+    assert whole["hidden_states"] == [last, 0.5] and whole["logprobs"] is None
+    events = [c for event in desk.stream(pieces, return_hidden_states=wanted) for c in event["choices"]]
+    assert [c["delta"]["hidden_states"] for c in events if "hidden_states" in c["delta"]] == [[last, 0.5]]
+    assert all(c["logprobs"] is None for c in events) and events[-1]["finish_reason"] == "length"
+    for stream in (False, True):
+        choices = complete(desk, pieces, prompt="x", return_hidden_states=wanted, stream=stream)
+        told = [choice["hidden_states"] for choice in choices if "hidden_states" in choice]
+        assert len(told) == 1 and told[0][1] == 0.5
+    assert "hidden_states" not in desk.chat(["b"])["choices"][0]
+
+
 def test_what_is_refused(desk: ChatDesk) -> None:
     assert "top_logprobs is for requests with logprobs: true" in desk.refused(top_logprobs=2)
     assert "top_logprobs must be from 0" in desk.refused(logprobs=True, top_logprobs=-1)

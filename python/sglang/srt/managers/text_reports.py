@@ -84,6 +84,15 @@ class TextReport:
             info["hidden_states"] = self._hidden_states()
         return info
 
+    @property
+    def wishes_logprobs(self) -> bool:
+        return self._wish.logprobs
+
+    @property
+    def last_hidden_state(self) -> list[float] | None:
+        """The one that the last id was chosen from; None: it was not asked for, or there is none."""
+        return self._hidden[-1] if self._hidden else None
+
     def _hidden_states(self) -> list[Any]:
         """The prompt's as one matrix, then a vector for each id that followed but the last; or one vector."""
         if self._wish.hidden_states == "last":

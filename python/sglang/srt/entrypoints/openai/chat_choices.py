@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sglang.srt.entrypoints.openai.answers import ending
-from sglang.srt.entrypoints.openai.logprobs import chat_logprobs
+from sglang.srt.entrypoints.openai.logprobs import chat_logprobs, hidden_state
 from sglang.srt.function_call.events import CallArguments, CallStart, Text
 from sglang.srt.managers.text_request import Delta, Sample
 from sglang.srt.parser.reasoning import Reasoning
@@ -14,9 +14,7 @@ from sglang.srt.parser.reply import ReplyEvent, ReplyFormat, ReplyParser
 from sglang.srt.utils.text_tokenizer import TextTokenizer
 
 
-def whole_choice(
-    index: int, sample: Sample, form: ReplyFormat, tokenizer: TextTokenizer
-) -> dict[str, Any]:
+def whole_choice(index: int, sample: Sample, form: ReplyFormat, tokenizer: TextTokenizer) -> dict[str, Any]:
     parser = form.parser()
     events = [*parser.push(sample.text), *parser.finish()]
     text = "".join(event.text for event in events if isinstance(event, Text))
@@ -29,7 +27,8 @@ def whole_choice(
         "tool_calls": calls or None,
     }
     logprobs = chat_logprobs(sample, 0, len(sample.output_ids), tokenizer)
-    return {"index": index, "message": message, "logprobs": logprobs, **_ending(sample, parser)}
+    choice = {"index": index, "message": message, "logprobs": logprobs, **_ending(sample, parser)}
+    return {**choice, **hidden_state(sample)}
 
 
 def _whole_calls(events: Sequence[ReplyEvent]) -> list[dict[str, Any]]:
@@ -64,6 +63,8 @@ class StreamChoices:
             events += parser.finish()
         parts = [_delta(index, self._part(index, event)) for event in events]
         if sample.finish is not None:
+            if hidden := hidden_state(sample):
+                parts.append(_delta(index, hidden))
             parts.append({**_delta(index, {}), **_ending(sample, parser)})
         if parts:
             parts[0]["logprobs"] = self._logprobs(index, sample)

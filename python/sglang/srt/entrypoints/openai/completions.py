@@ -12,7 +12,7 @@ from sglang.srt.entrypoints.answering import EventStream, finished_or_gone, gone
 from sglang.srt.entrypoints.context import ServerContext, new_rid
 from sglang.srt.entrypoints.openai.answers import ending, stream_chunks
 from sglang.srt.entrypoints.openai.extras import Extras, TokenIds
-from sglang.srt.entrypoints.openai.logprobs import CompletionLogprobs
+from sglang.srt.entrypoints.openai.logprobs import CompletionLogprobs, hidden_state
 from sglang.srt.entrypoints.openai.protocol import CompletionBody
 from sglang.srt.entrypoints.reasoning_ends import with_thinking
 from sglang.srt.managers.text_request import Delta, RequestError, Sample, TextRequest
@@ -93,7 +93,8 @@ class _Texts:
     def whole(self, index: int, sample: Sample) -> dict[str, Any]:
         prefix = self._prefix(sample)
         logprobs = CompletionLogprobs(sample, self._tokenizer, prefix if self._echo else None)
-        return {"index": index, "text": prefix + sample.text, "logprobs": logprobs.next(), **ending(sample)}
+        choice = {"index": index, "text": prefix + sample.text, "logprobs": logprobs.next()}
+        return {**choice, **ending(sample), **hidden_state(sample)}
 
     def choices(self, index: int, sample: Sample, delta: Delta) -> list[dict[str, Any]]:
         text, logprobs = delta.text, self._logprobs.get(index)
@@ -104,4 +105,5 @@ class _Texts:
             self._logprobs[index] = logprobs
         if not text and sample.finish is None:
             return []
-        return [{"index": index, "text": text, "logprobs": logprobs.next(), **ending(sample)}]
+        choice = {"index": index, "text": text, "logprobs": logprobs.next(), **ending(sample)}
+        return [choice if sample.finish is None else {**choice, **hidden_state(sample)}]

@@ -11,9 +11,15 @@ from sglang.srt.managers.text_request import Sample
 from sglang.srt.utils.text_tokenizer import TextTokenizer
 
 
+def hidden_state(sample: Sample) -> dict[str, Any]:
+    """Of an answer that has ended: the one its last id was chosen from, where it was asked for."""
+    last = None if sample.told is None else sample.told.last_hidden_state
+    return {} if last is None else {"hidden_states": last}
+
+
 def chat_logprobs(sample: Sample, begin: int, end: int, tokenizer: TextTokenizer) -> dict[str, Any] | None:
     """Of the ids from ``begin`` to ``end`` of an answer; None: they were not asked for."""
-    if sample.told is None:
+    if sample.told is None or not sample.told.wishes_logprobs:
         return None
     lists = sample.told.output
     content = []
@@ -48,7 +54,7 @@ class CompletionLogprobs:
     def next(self) -> dict[str, Any] | None:
         """Of the ids that came since the last call; None: they were not asked for, or there are none."""
         told = self._sample.told
-        if told is None:
+        if told is None or not told.wishes_logprobs:
             return None
         made = _Columns()
         if self._prefix is not None:
