@@ -15,6 +15,7 @@ INSTALL_REQUIRES = [
     "aiohttp>=3.10,<4",
     "fastapi>=0.115,<1",
     "gguf>=0.17,<1",
+    "dill>=0.4,<1",
     "jinja2>=3.1.5,<4",
     "llguidance>=1.7,<2",
     "httptools>=0.6,<1",

@@ -5,12 +5,14 @@ The reference has no state between tokens: what may follow is told from the whol
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 from helpers.grammar_world import GrammarReference
+from helpers.processors import Fickle, fickle
 from helpers.scheduler_harness import decode
 from helpers.toggle_schedule import VOCAB, Schedule
 
@@ -24,7 +26,7 @@ END = decode(END_IDS)
 
 
 def with_rules(
-    schedule: Schedule, free_text: Callable[[GenerateRequest], list[int]], share: float = 0.8
+    schedule: Schedule, free_text: Callable[[GenerateRequest], list[int]], share: float = 0.7
 ) -> Schedule:
     """Some of its requests have rules. ``free_text``: what comes without, so that they have a say."""
     rng = random.Random(schedule.seed)
@@ -43,8 +45,20 @@ def with_rules(
                 message.reasoning_end,
                 ChoiceRules(words, thinking) if words or thinking else None,
             )  # fmt: skip
+        elif spec_of(message.sampling) is None:
+            message = _processed(rng, message)
         arrivals.append(replace(arrival, message=message))
-    return replace(schedule, arrivals=tuple(arrivals))
+    config = replace(schedule.config, runs_processors=True)
+    return replace(schedule, arrivals=tuple(arrivals), config=config)
+
+
+def _processed(rng: random.Random, message: GenerateRequest) -> GenerateRequest:
+    """With a custom logit processor."""
+    sampling = replace(message.sampling, custom_params=json.dumps({"modulus": rng.choice((2, 3, 5))}))
+    return GenerateRequest(
+        message.rid, message.input_ids, sampling, message.stream, message.received_ts,
+        processor=Fickle.to_str(),
+    )  # fmt: skip
 
 
 def _words(rng: random.Random, ids: Sequence[int]) -> tuple[tuple[int, ...], ...]:
@@ -68,6 +82,9 @@ class RulesReference(GrammarReference):
             mask = super()._mask(message, output)
         allowed = set(np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist())
         rules = message.rules or ChoiceRules()
+        if message.processor is not None:
+            modulus = json.loads(message.sampling.custom_params or "")["modulus"]
+            allowed &= fickle(len(message.input_ids), list(output), modulus, VOCAB)
         if rules.thinking is not None:
             allowed = (allowed & _forced(rules.thinking, list(output))) or allowed
         behind = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,6 +39,7 @@ def engine(folders: tuple[Path, Path]) -> Iterator[sglang.Engine]:
         speculative_num_draft_tokens=5,
         disable_overlap_schedule=True,
         enable_return_hidden_states=True,
+        enable_custom_logit_processor=True,
     ) as engine:
         yield engine
 
@@ -49,6 +51,19 @@ def test_generate(engine: sglang.Engine) -> None:
     assert several[0]["output_ids"] == one["output_ids"]
     by_ids: Any = engine.generate(input_ids=list(b"hello"), sampling_params=GREEDY)
     assert by_ids["text"] == one["text"]
+
+
+def test_a_custom_logit_processor_as_a_class_or_by_its_path(engine: sglang.Engine) -> None:
+    path = "sglang.srt.sampling.custom_logit_processor:DisallowedTokensLogitsProcessor"
+    free: Any = engine.generate("hello", GREEDY)
+    banned = {**GREEDY, "custom_params": {"token_ids": free["output_ids"][3:6]}}
+    module, _, name = path.partition(":")
+    for given in (path, getattr(importlib.import_module(module), name)):
+        one: Any = engine.generate("hello", banned, custom_logit_processor=given)
+        assert len(one["output_ids"]) == 16
+        assert not set(one["output_ids"]) & set(free["output_ids"][3:6])
+    with pytest.raises(RequestError, match="can't be read"):
+        engine.generate("hello", GREEDY, custom_logit_processor='{"callable": "00"}')
 
 
 def test_stream(engine: sglang.Engine) -> None:

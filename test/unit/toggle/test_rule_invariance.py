@@ -1,4 +1,5 @@
-"""Bad words, thinking budgets and stop patterns under any schedule of modes: plain decode's text, rules kept.
+"""Bad words, thinking budgets, stop patterns and logit processors under any schedule of modes: the text is
+that of plain decode.
 
 Run alone: ``pytest test/unit/toggle/test_rule_invariance.py -s`` (prints the counts). Many schedules:
 ``make test-long``.
@@ -39,11 +40,12 @@ def run_schedules(shape: tuple[int, int, int], first_seed: int, count: int) -> C
                 message, answer = arrival.message, outcome.answers[arrival.message.rid]
                 if answer.finish is not None:
                     counts["stopped by a pattern"] += answer.finish.matched in message.sampling.stop_regex
-                if message.rules is None and spec_of(message.sampling) is None:
+                if not (message.rules or message.processor or spec_of(message.sampling)):
                     free.check(message, answer, Tally())
                     counts["free requests"] += 1
                     continue
                 ruled.check(message, answer)
+                counts["requests with a processor"] += message.processor is not None
                 counts["requests with rules"] += message.rules is not None
                 counts["changed by rules"] += texts[message.rid][: len(answer.ids)] != answer.ids
                 if answer.stats is not None:
@@ -59,7 +61,8 @@ def test_texts_are_those_of_plain_decode(shape: tuple[int, int, int]) -> None:
     counts = run_schedules(shape, 42, 4)
     print(f"\n{shape}: {dict(counts)}")
     assert counts["plain"] and counts["spec"] and counts["retractions"] and counts["drafts accepted"]
-    assert counts["requests with rules"] and counts["changed by rules"] and counts["stopped by a pattern"]
+    assert counts["requests with rules"] and counts["requests with a processor"]
+    assert counts["free requests"] and counts["changed by rules"] and counts["stopped by a pattern"]
 
 
 @pytest.mark.long

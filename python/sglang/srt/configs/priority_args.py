@@ -31,6 +31,12 @@ class PriorityArgs(OperationsArgs):
     disable_priority_preemption: bool = flag(
         False, bool, _GROUP, "priorities order the queue alone: what runs goes on"
     )
+    enable_custom_logit_processor: bool = flag(
+        False,
+        bool,
+        "sampling",
+        "requests may bring custom logit processors: code of theirs, which runs in the server",
+    )
     abort_on_priority_when_disabled: bool = flag(
         False, bool, _GROUP, "without --enable-priority-scheduling: refuse requests with a priority"
     )

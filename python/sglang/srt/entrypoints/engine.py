@@ -20,6 +20,7 @@ from sglang.srt.entrypoints.scheduling_fields import SCHEDULING_FIELDS
 from sglang.srt.entrypoints.server_runtime import ServerRuntime
 from sglang.srt.managers.text_request import Group
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
+from sglang.srt.sampling.custom_logit_processor import processor_text
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.utils.flags import ServerArgsError
 from sglang.srt.utils.installation import upstream_conflict
@@ -95,7 +96,10 @@ class Engine:
         rid: str | list[str] | None = None,
         **features: Any,
     ) -> Answer | list[Answer] | Iterator[Answer]:
-        """As POST /generate: an answer, a list of them for several prompts, an iterator with ``stream``."""
+        """As POST /generate: an answer, a list of them for several prompts, an iterator with ``stream``.
+
+        ``custom_logit_processor`` may be a class too, or its import path ("package.module:Class").
+        """
         call = self._call(prompt, sampling_params, input_ids, stream, rid, features)
         if stream:
             return self._stream(call)
@@ -128,6 +132,9 @@ class Engine:
         unknown = sorted(set(features) - _FEATURES)
         if unknown:
             raise TypeError(f"generate() got unexpected keyword arguments: {', '.join(unknown)}")
+        given = features.get("custom_logit_processor")
+        if isinstance(given, type | str) and given:
+            features["custom_logit_processor"] = processor_text(given)
         body = {"text": prompt, "input_ids": input_ids, "sampling_params": sampling_params, "rid": rid}
         parser = self._context.args.reasoning_parser
         return parse_call({**features, **body, "stream": stream}, parser, self._manager.tokenizer)

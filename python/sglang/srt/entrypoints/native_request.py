@@ -16,7 +16,7 @@ from sglang.srt.utils.text_tokenizer import TextTokenizer
 # Known features that are not supported. A value that switches one off is accepted.
 UNSUPPORTED: Final = (
     "input_embeds", "image_data", "video_data", "audio_data", "lora_path", "session_params",
-    "session_id", "custom_logit_processor", "routed_dp_rank",
+    "session_id", "routed_dp_rank",
     "bootstrap_host", "bootstrap_port", "bootstrap_room", "return_routed_experts", "return_sampling_mask",
     "custom_labels",
 )  # fmt: skip

@@ -63,6 +63,7 @@ RANGES: Final[dict[str, Schema]] = {
     "top_logprobs": {"minimum": 0, "maximum": MAX_TOP_LOGPROBS},
 }
 _NAME: Final = {"type": "string", "minLength": 1}
+_PROCESSOR: Final = '^[{]"callable": "([0-9a-f]{2})+"[}]$'
 _PATTERN: Final = {**_NAME, "format": "regex"}
 _BIASES: Final = {
     "type": "object",
@@ -76,6 +77,7 @@ _JSON_GRAMMAR: Final = {"anyOf": [_TEXT_GRAMMAR, {"type": "object"}]}
 FORMS: Final[dict[str, Schema]] = {
     "cache_salt": {"type": "string", "maxLength": 1024},
     "extra_key": {"type": "string", "maxLength": 1024},
+    "custom_logit_processor": {"type": "string", "pattern": _PROCESSOR},
     "top_k": {"anyOf": [{"const": -1}, {"type": "integer", **_COUNT}]},
     "stop": {"anyOf": [_NAME, {"type": "array", "items": _NAME, "maxItems": MAX_STOPS}]},
     "stop_regex": {"anyOf": [_PATTERN, {"type": "array", "items": _PATTERN, "maxItems": MAX_STOPS}]},
@@ -170,6 +172,7 @@ _GENERATE: Final = _object(
     priority=_several({"type": "integer", "minimum": -LARGEST_INT, "maximum": LARGEST_INT}),
     cache_salt=_several(_SALT),
     extra_key=_several(_SALT),
+    custom_logit_processor=_several({"type": "string", "pattern": _PROCESSOR}),
     stream=_BOOL,
     log_metrics=_BOOL,
     require_reasoning=_BOOL,

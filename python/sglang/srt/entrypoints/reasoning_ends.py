@@ -32,8 +32,8 @@ def with_thinking(
     Raises:
         RequestError: the server does not know where the model's reasoning ends.
     """
-    if request.sampling.thinking_budget is None:
-        return request
+    if request.sampling.thinking_budget is None or request.processor is not None:
+        return request  # a processor has the budget among its parameters
     form = REASONING_FORMATS.get(parser or "")
     if form is not None and form.channels:
         raise RequestError(f"thinking_budget is not supported with --reasoning-parser {parser}: leave it out")

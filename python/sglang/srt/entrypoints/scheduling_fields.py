@@ -1,16 +1,19 @@
-"""Fields of a request that say how it is queued and what it may share: priority, cache_salt, extra_key."""
+"""Fields of a request beside its sampling parameters: its place in the queue, what it shares, its code."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 from sglang.srt.managers.text_request import RequestError, TextRequest
 
-SCHEDULING_FIELDS: Final = ("priority", "cache_salt", "extra_key")
+SCHEDULING_FIELDS: Final = ("priority", "cache_salt", "extra_key", "custom_logit_processor")
+LONGEST_PROCESSOR: Final = 1 << 20
 _LONGEST_SALT: Final = 1024
+_HEX: Final = re.compile("[0-9a-fA-F]+")
 _LARGEST: Final = 2**31 - 1
 
 
@@ -34,9 +37,17 @@ def scheduled(requests: Sequence[TextRequest], body: Mapping[str, Any]) -> list[
     count = len(requests)
     salts, keys = (_for_each(body, name, str, "a string", count) for name in ("cache_salt", "extra_key"))
     priorities = _for_each(body, "priority", int, "an integer", count)
+    processors = _for_each(body, "custom_logit_processor", str, "a string", count)
     return [
-        replace(request, cache_salt=cache_salt(salt, key), priority=checked_priority(priority))
-        for request, salt, key, priority in zip(requests, salts, keys, priorities, strict=True)
+        replace(
+            request,
+            cache_salt=cache_salt(salt, key),
+            priority=checked_priority(priority),
+            processor=checked_processor(processor),
+        )
+        for request, salt, key, priority, processor in zip(
+            requests, salts, keys, priorities, processors, strict=True
+        )
     ]
 
 
@@ -44,6 +55,23 @@ def checked_priority(value: int | None) -> int | None:
     if value is not None and abs(value) > _LARGEST:
         raise RequestError(f"priority must be from {-_LARGEST} to {_LARGEST}, got {value}")
     return value
+
+
+def checked_processor(text: str | None) -> str | None:
+    """Only its form: whether it is run, and is a processor, the scheduler says."""
+    if not text:
+        return None
+    try:
+        given = json.loads(text) if len(text) <= LONGEST_PROCESSOR else None
+    except (ValueError, RecursionError):
+        given = None
+    code = given.get("callable") if isinstance(given, dict) else None
+    if not (isinstance(code, str) and _HEX.fullmatch(code)):
+        raise RequestError(
+            'custom_logit_processor must be what CustomLogitProcessor.to_str() gives: {"callable": hex digits},'
+            f" of at most {LONGEST_PROCESSOR} characters"
+        )
+    return json.dumps({"callable": code})
 
 
 def _for_each(body: Mapping[str, Any], name: str, kind: type, what: str, count: int) -> list[Any]:

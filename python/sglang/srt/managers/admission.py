@@ -163,5 +163,6 @@ class PrefillPlanner:
                 sampling=request.sampling,
                 output_ids=tuple(request.ids[request.prompt_len :]),
                 known_ids=tuple(request.ids[: cached_len + 1]) if self._wants_ids else (),
+                processor=request.processor,
             )
         )

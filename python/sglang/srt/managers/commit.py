@@ -103,6 +103,8 @@ class Committer:
         """The tokens before the fault stand: in another mode they might have been a step of their own."""
         if request.finish is None:
             message = "the model's output was not finite (NaN or infinity) for this request"
+            if request.processor is not None:
+                message = "the custom logit processor failed, or left no finite logits: the server's log says why"
             self._finisher.finish(request, abort_reason(message, INTERNAL_ERROR), keep_prefix=False)
 
     def _commit_decode(

@@ -18,7 +18,7 @@ from sglang.srt.managers.planner import PlannedStep
 from sglang.srt.managers.request import Request, RequestState
 from sglang.srt.managers.request_table import RequestTable
 from sglang.srt.managers.stop_checker import StopHit
-from sglang.srt.model_executor.step_plan import StepDrafts, StepMidInput
+from sglang.srt.model_executor.step_plan import RowEdit, StepDrafts, StepMidInput
 
 NO_BACKEND = (
     "this server was started with --grammar-backend none: json_schema, regex, ebnf, structural_tag and"
@@ -119,9 +119,10 @@ class Grammars:
         plan = step.plan
         first_chunk = len(plan.decode_slots)
         rows, parts, num_nodes = [], [], 1
+        edits: list[RowEdit] = []
         for row, request in enumerate((*step.decode_requests, *step.prefill_requests)):
             constraint = request.constraint
-            if constraint is None or request.finish is not None:
+            if not request.waits_for_host or request.finish is not None:
                 continue
             if row >= first_chunk and not plan.prefill[row - first_chunk].is_last:
                 continue
@@ -131,12 +132,25 @@ class Grammars:
                 tokens = drafts.tokens[row]
                 parents = None if drafts.parents is None else drafts.parents[row]
             num_nodes = len(tokens)
+            if request.processor is not None:
+                num_verified = plan.row_drafts[row] + 1 if plan.row_drafts else num_nodes
+                edits.append(_edit(row, request, tokens[:num_verified], parents))
+            if constraint is None:
+                continue
             rows.append(row)
             parts.append(
                 constraint.masks(request.num_outputs, tokens, parents, request.max_accepted(plan.draft_len))
             )
         masks = np.stack(parts).tobytes() if parts else b""
-        return StepMidInput(plan.step_id, tuple(rows), num_nodes, masks)
+        return StepMidInput(plan.step_id, tuple(rows), num_nodes, masks, tuple(edits))
+
+
+def _edit(row: int, request: Request, tokens: Sequence[int], parents: Sequence[int] | None) -> RowEdit:
+    """For its custom logit processor. ``tokens``: of the nodes verified, parents first."""
+    paths: list[tuple[int, ...]] = [()]
+    for node in range(1, len(tokens)):
+        paths.append((*paths[node - 1 if parents is None else parents[node]], tokens[node]))
+    return RowEdit(row, request.slot, request.prompt_len, tuple(request.ids), tuple(paths))
 
 
 def held_to_grammar(request: Request, tokens: Sequence[int], hit: StopHit | None) -> StopHit | None:

@@ -14,6 +14,10 @@ from sglang.srt.utils.environment import is_true
 
 NO_PRIORITIES = "this server has no priorities (--enable-priority-scheduling): send the request without one"
 
+NO_PROCESSORS = (
+    "this server runs no custom logit processors (--enable-custom-logit-processor): send the request without"
+)
+
 
 class Intake:
     def __init__(
@@ -22,11 +26,13 @@ class Intake:
         stops: StopChecker,
         priorities: PriorityRules | None = None,
         refuse_priorities: bool = False,
+        runs_processors: bool = False,
     ) -> None:
         """``priorities`` None: they have no effect, or are refused."""
         self._info = info
         self._priorities = priorities
         self._refuse_priorities = refuse_priorities
+        self._runs_processors = runs_processors
         self._stops = stops
         self._scales_logprobs = not is_true("SGLANG_RETURN_ORIGINAL_LOGPROB")
         self._num_arrived = 0
@@ -67,6 +73,10 @@ class Intake:
                 f"the prompt has token ids outside 0 … {info.vocab_size - 1} (from {min(ids)} to {max(ids)})",
                 BAD_REQUEST,
             )
+        if message.processor is not None:
+            wrong = self._objection_to_processor(message.processor)
+            if wrong is not None:
+                return abort_reason(wrong, BAD_REQUEST)
         if self._refuse_priorities and message.priority is not None:
             return abort_reason(NO_PRIORITIES, BAD_REQUEST)
         biased = [token for token, _ in message.sampling.logit_bias]
@@ -76,6 +86,18 @@ class Intake:
                 f"{max(biased)})",
                 BAD_REQUEST,
             )
+        return None
+
+    def _objection_to_processor(self, text: str) -> str | None:
+        if not self._runs_processors:
+            return NO_PROCESSORS
+        # It may bring all of torch along, which this process need not have.
+        from sglang.srt.sampling.custom_logit_processor import ProcessorError, load_processor
+
+        try:
+            load_processor(text)
+        except ProcessorError as error:
+            return str(error)
         return None
 
     def _draft_class(self, sampling: SlotSampling) -> str:

@@ -45,6 +45,7 @@ class GenerateRequest(Message, frozen=True):
     received_ts: float  # time.time() when the request was read
     reasoning_end: ReasoningEnd | None = None  # where a grammar begins; None: at once
     rules: ChoiceRules | None = None
+    processor: str | None = None  # custom logit processor
     cache_salt: str = ""  # requests with different ones share no prefix
     priority: int | None = None  # as the client says it
     wish: RequestWish | None = None

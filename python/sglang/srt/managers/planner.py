@@ -107,11 +107,11 @@ class Planner:
 
 
 def _is_masked(decoding: tuple[Request, ...], prefill: PrefillWork) -> bool:
-    """Whether the grammar of some row has a say in what the step chooses."""
-    if any(request.constraint is not None for request in decoding):
+    """Whether the host has a say in what some row of the step chooses."""
+    if any(request.waits_for_host for request in decoding):
         return True
     rows = zip(prefill.requests, prefill.chunks, strict=True)
-    return any(request.constraint is not None and chunk.is_last for request, chunk in rows)
+    return any(request.waits_for_host and chunk.is_last for request, chunk in rows)
 
 
 def _wishes(decoding: tuple[Request, ...], prefill: PrefillWork) -> tuple[RowWish, ...]:

@@ -17,7 +17,7 @@ from sglang.srt.constrained.grammar import spec_of
 from sglang.srt.managers.io_struct import FinishReason, GenerateRequest, RequestStats
 from sglang.srt.managers.reports import RequestReport
 from sglang.srt.mem_cache.prefix_cache import CacheHandle
-from sglang.srt.model_executor.step_plan import SlotSampling
+from sglang.srt.model_executor.step_plan import ProcessorSpec, SlotSampling
 from sglang.srt.utils.stop_regex import StopPattern
 
 
@@ -62,7 +62,8 @@ class Request:
         "state", "slot", "prefill_len", "pages", "kv_allocated_len", "cache_handle", "num_cache_pages",
         "duplicate_pages", "match_keys", "num_in_flight", "num_choosing", "kv_len_bound", "ids",
         "kv_committed_len", "counters", "finish", "stop_trim", "num_emitted", "max_ids", "grammar",
-        "reasoning_end", "constraint", "received_ts", "stop_patterns", "rules", "salt", "priority", "report",
+        "reasoning_end", "constraint", "received_ts", "stop_patterns", "rules", "salt", "priority",
+        "processor", "report",
     )  # fmt: skip
 
     def __init__(
@@ -92,6 +93,9 @@ class Request:
         self.grammar = spec_of(message.sampling)
         self.reasoning_end = message.reasoning_end  # where the grammar begins; None: at once
         self.rules = message.rules
+        params = message.sampling.custom_params or "{}"
+        text = message.processor
+        self.processor = None if text is None else ProcessorSpec(text, params, message.rid)
         self.salt = message.cache_salt.encode()  # of its pages in the prefix cache
         self.priority = priority  # higher ones go first
         # -- grammars.py
@@ -139,6 +143,11 @@ class Request:
         """Most drafts that its row can accept in a step of ``draft_len``."""
         cap = self.sampling.draft_cap
         return draft_len if cap is None or cap > draft_len else cap
+
+    @property
+    def waits_for_host(self) -> bool:
+        """Whether what its row chooses depends on what the host says in the middle of a step."""
+        return self.constraint is not None or self.processor is not None
 
     def stats(self) -> RequestStats:
         counters = self.counters

@@ -24,6 +24,7 @@ class SchedulerConfig:
     running_timeout_s: float | None = None
     priorities: PriorityRules | None = None  # None: first come, first served
     refuse_priorities: bool = False
+    runs_processors: bool = False  # custom logit processors, which are code
     decode_reserve_tokens: int = 64  # room left for each running request when another is admitted
 
     def __post_init__(self) -> None:

@@ -69,6 +69,7 @@ def scheduler_config(args: ServerArgs, info: ExecutorInfo) -> SchedulerConfig:
         decode_log_interval=args.decode_log_interval,
         priorities=priority_rules(args),
         refuse_priorities=args.abort_on_priority_when_disabled,
+        runs_processors=args.enable_custom_logit_processor,
         waiting_timeout_s=seconds_from("SGLANG_REQ_WAITING_TIMEOUT"),
         running_timeout_s=seconds_from("SGLANG_REQ_RUNNING_TIMEOUT"),
         speculative_disable_bs_threshold=args.speculative_disable_bs_threshold,

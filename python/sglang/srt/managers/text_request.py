@@ -37,6 +37,7 @@ class TextRequest:
     thinking: ReasoningEnd | None = None  # the part that a thinking budget is about
     wish: RequestWish | None = None  # what to tell beside the text
     logprob_texts: bool = False  # with each id's text
+    processor: str | None = None  # custom logit processor, as clients send it
     cache_salt: str = ""
     priority: int | None = None  # as the client says it
 

@@ -7,6 +7,7 @@ CPU, for tests.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -126,12 +127,21 @@ class DecodeStep:
         hidden, aux = self._forward(rows, tree, layout)
         return StepStart(rows, tree, draft_len, query_lens, layout, hidden, aux)
 
-    def finish(self, start: StepStart, allowed: NodeMasks | None = None) -> StepDone:
-        """Choose (of what ``allowed`` says), accept, update the state, sync."""
+    def finish(
+        self,
+        start: StepStart,
+        allowed: NodeMasks | None = None,
+        edit: Callable[[torch.Tensor], None] | None = None,
+    ) -> StepDone:
+        """Choose (of what ``allowed`` says), accept, update the state, sync. ``edit`` changes the logits; it is
+        no part of a graph.
+        """
         rows, tree, draft_len, layout = start.rows, start.tree, start.draft_len, start.layout
         slots, query_lens = rows.slots, start.query_lens
         num_rows, num_nodes = tree.tokens.shape
         logits = self._model.logits(start.hidden)  # until the end: who wants logprobs reads them then
+        if edit is not None:
+            edit(logits)
         choice, faulty = self._choose(rows, tree, logits, layout, allowed)
         parents = None if tree.mask is None else tree.parents
         if self._simulated is not None and draft_len:

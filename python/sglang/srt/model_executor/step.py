@@ -6,6 +6,7 @@ of zero drafts, and a prefill is a plain step whose earlier tokens ride along.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -21,6 +22,9 @@ from sglang.srt.model_executor.step_trace import StepTrace
 from sglang.srt.sampling.rows import Choice, ChoiceMasks, ChoiceRows
 from sglang.srt.sampling.sampler import StepSampler
 from sglang.srt.utils.upload import upload
+
+LogitEdit = Callable[[torch.Tensor, Mapping[int, int]], None]
+"""Changes logits [T, V] in place; the first line of each row whose tokens are chosen."""
 
 
 class TargetModel(Protocol):
@@ -100,10 +104,18 @@ class StepRunner:
         hidden, aux = self.model.forward(batch.token_ids, batch.positions, batch.attention, aux_layers)
         return Forward(batch, hidden, aux)
 
-    def finish(self, plan: StepPlan, forward: Forward, masks: ChoiceMasks | None = None) -> StepOutput:
-        """Choose (of what ``masks`` allow), accept, and leave the state as the next step finds it."""
+    def finish(
+        self,
+        plan: StepPlan,
+        forward: Forward,
+        masks: ChoiceMasks | None = None,
+        edit: LogitEdit | None = None,
+    ) -> StepOutput:
+        """Choose (of what ``masks`` allow, and as ``edit`` wants), accept, and leave the state as the next step
+        finds it.
+        """
         batch, hidden, aux = forward.batch, forward.hidden, forward.aux
-        choice, logits = self._choose(batch, hidden, masks)
+        choice, logits = self._choose(batch, hidden, masks, edit)
         if self.simulated is not None:
             tokens, parents = batch.tree.tokens, None if batch.tree.mask is None else batch.tree.parents
             self.simulated.rewrite(tokens, choice.tokens, batch.root_position, batch.slots, parents)
@@ -202,7 +214,7 @@ class StepRunner:
         )
 
     def _choose(
-        self, batch: StepBatch, hidden: torch.Tensor, masks: ChoiceMasks | None
+        self, batch: StepBatch, hidden: torch.Tensor, masks: ChoiceMasks | None, edit: LogitEdit | None
     ) -> tuple[Choice, torch.Tensor | None]:
         """The token after every node, and the logits that it was chosen from; lm_head runs only where a token
         is chosen."""
@@ -210,6 +222,8 @@ class StepRunner:
         if batch.given is None:
             hidden = hidden[batch.query.view(-1)] if batch.is_prefill else hidden
             logits = self.model.logits(hidden)
+            if edit is not None:
+                edit(logits, {row: row * rows.num_nodes for row in range(len(rows.slots_cpu))})
             return self._sampler.choose(logits, rows, masks), logits
         tokens = batch.given[:, None].clone()
         faulty = torch.zeros_like(tokens, dtype=torch.bool)
@@ -217,6 +231,8 @@ class StepRunner:
             picked = batch.choosing
             assert picked is not None
             logits = self.model.logits(hidden[batch.query[picked, 0]])
+            if edit is not None:
+                edit(logits, {row: line for line, row in enumerate(batch.choosing_cpu)})
             masks = None if masks is None else masks.take(batch.choosing_cpu)
             chosen = self._sampler.choose(logits, rows.take(batch.choosing_cpu), masks)
             tokens[picked], faulty[picked] = chosen.tokens, chosen.faulty

@@ -11,6 +11,8 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
+from itertools import accumulate
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -23,6 +25,7 @@ from sglang.srt.model_executor.results import BegunStep, DraftNodes, Executed
 from sglang.srt.model_executor.step_plan import PAD_SLOT, GraphSet, SpecShape, StepMidInput
 from sglang.srt.model_executor.step_trace import StepDone
 from sglang.srt.sampling.kernel_sampler import NodeMasks
+from sglang.srt.sampling.logit_edits import LogitEditors
 from sglang.srt.sampling.rows import choice_masks
 from sglang.srt.utils.upload import upload, upload_into
 
@@ -52,8 +55,13 @@ class DeviceStep(Protocol):
         """The first part of ``run``, up to the choices."""
         ...
 
-    def finish(self, start: StepStart, allowed: NodeMasks | None = None) -> StepDone:
-        """The rest of it."""
+    def finish(
+        self,
+        start: StepStart,
+        allowed: NodeMasks | None = None,
+        edit: Callable[[torch.Tensor], None] | None = None,
+    ) -> StepDone:
+        """The rest of it; ``edit`` changes the logits."""
         ...
 
 
@@ -279,9 +287,15 @@ class DecodeSteps:
         given = QueryLens(upload(lens, torch.int64, self._device), sum(lens))
         return executed(self.step.run(slots, draft_len, given), len(slots_cpu), used_graph=False)
 
-    def begin(self, slots_cpu: Sequence[int], draft_len: int, row_drafts: Sequence[int] = ()) -> BegunStep:
-        """A masked step, up to its choices."""
-        if self._split is not None and not row_drafts:
+    def begin(
+        self,
+        slots_cpu: Sequence[int],
+        draft_len: int,
+        row_drafts: Sequence[int] = (),
+        editors: LogitEditors | None = None,
+    ) -> BegunStep:
+        """A masked step, up to its choices. ``editors``: some row's logits are changed: no graph does that."""
+        if self._split is not None and not row_drafts and editors is None:
             begun = self._split.begin(slots_cpu, draft_len)
             if begun is not None:
                 return begun
@@ -295,7 +309,13 @@ class DecodeSteps:
             allowed = None
             if masks.rows:
                 allowed = NodeMasks.of(choice_masks(masks, self._device), len(slots_cpu))
-            return executed(self.step.finish(start, allowed), len(slots_cpu), used_graph=False)
+            edit = None
+            if editors is not None and masks.edits:
+                num_nodes = start.tree.tokens.shape[1]
+                widths = [drafts + 1 for drafts in row_drafts] or [num_nodes] * len(slots_cpu)
+                first_lines = dict(enumerate(accumulate(widths[:-1], initial=0)))
+                edit = partial(editors.apply, masks.edits, first_lines=first_lines)
+            return executed(self.step.finish(start, allowed, edit), len(slots_cpu), used_graph=False)
 
         return BegunStep(drafts_of(start), finish)
 

@@ -47,6 +47,15 @@ class SlotSampling:
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessorSpec:
+    """A slot's custom logit processor."""
+
+    text: str  # as the client sent it
+    params: str  # its custom_params, as JSON
+    rid: str
+
+
+@dataclass(frozen=True, slots=True)
 class SlotAdmission:
     """A slot begins a new life: the executor resets every per-slot row of its state.
 
@@ -61,6 +70,7 @@ class SlotAdmission:
     sampling: SlotSampling
     output_ids: tuple[int, ...] = ()
     known_ids: tuple[int, ...] = ()  # at positions 0 … cached_len, where ``ExecutorInfo.wants_ids``
+    processor: ProcessorSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +166,17 @@ class StepDrafts:
 
 
 @dataclass(frozen=True, slots=True)
+class RowEdit:
+    """A row whose logits a custom logit processor changes, node by node."""
+
+    row: int  # as in the result
+    slot: int
+    prompt_len: int
+    ids: tuple[int, ...]  # all known ids
+    paths: tuple[tuple[int, ...], ...]  # of each node: the ids behind these, its own the last; () of the root
+
+
+@dataclass(frozen=True, slots=True)
 class StepMidInput:
     """What the choices of a masked step wait for: the ids that some of its rows may choose.
 
@@ -167,6 +188,7 @@ class StepMidInput:
     rows: tuple[int, ...] = ()  # as in the result, ascending
     num_nodes: int = 1
     masks: bytes = b""
+    edits: tuple[RowEdit, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

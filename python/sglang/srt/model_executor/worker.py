@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -17,6 +18,7 @@ from sglang.srt.model_executor.slot_state import SlotState
 from sglang.srt.model_executor.step import Forward, StepRunner
 from sglang.srt.model_executor.step_graphs import DecodeSteps
 from sglang.srt.model_executor.step_plan import StepKind, StepMidInput, StepPlan
+from sglang.srt.sampling.logit_edits import LogitEditors
 from sglang.srt.sampling.rows import choice_masks
 from sglang.srt.sampling.sampler import StepSampler
 
@@ -42,6 +44,7 @@ class Worker:
         self.drafter = drafter
         self._runner = runner
         self._decode_steps = decode_steps
+        self._editors = LogitEditors()
         self._agreement = agreement
         self._reporter = Reporter(runner.model, config.vocab_size)
 
@@ -69,7 +72,8 @@ class Worker:
         assert plan.masked and plan.num_rows
         self._prepare(plan)
         if self._decode_steps is not None and not plan.prefill:
-            begun = self._decode_steps.begin(plan.decode_slots, plan.draft_len, plan.row_drafts)
+            editors = self._editors if self._editors.has_any(plan.decode_slots) else None
+            begun = self._decode_steps.begin(plan.decode_slots, plan.draft_len, plan.row_drafts, editors)
         else:
             begun = self._begin(plan, self._runner.forward(plan))
         self.sampler.admit(plan.admissions)
@@ -81,7 +85,8 @@ class Worker:
 
         def finish(masks: StepMidInput) -> Executed:
             allowed = choice_masks(masks, self.state.device) if masks.rows else None
-            output = self._runner.finish(plan, forward, allowed)
+            edit = partial(self._editors.apply, masks.edits) if masks.edits else None
+            output = self._runner.finish(plan, forward, allowed, edit)
             return Executed(pack(output), trace=output.trace)
 
         return BegunStep(drafts if plan.draft_len else None, finish)
@@ -101,6 +106,7 @@ class Worker:
         if self.drafter is not None:
             self.drafter.admit(plan.admissions)
         self.state.write_pages(plan.page_writes)
+        self._editors.admit(plan.admissions)
 
     def _execute(self, plan: StepPlan) -> Executed | None:
         assert not plan.masked, "a masked plan is begun, then finished"
