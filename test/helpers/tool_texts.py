@@ -107,6 +107,30 @@ def _deepseek(one: Callable[[str, str], str]) -> Callable[[list[Call]], str]:
     return write
 
 
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _qwen3_coder(calls: list[Call]) -> str:
+    written = []
+    for name, args in calls:
+        parts = "".join(f"<parameter={key}>\n{_shown(value)}\n</parameter>\n" for key, value in args.items())
+        written.append(f"<tool_call>\n<function={name}>\n{parts}</function>\n</tool_call>")
+    return "\n".join(written)
+
+
+def _dsml(calls: list[Call]) -> str:
+    written = []
+    for name, args in calls:
+        parts = "".join(
+            f'<｜DSML｜parameter name="{key}" string="{str(isinstance(value, str)).lower()}">{_shown(value)}'
+            "</｜DSML｜parameter>\n"
+            for key, value in args.items()
+        )
+        written.append(f'<｜DSML｜invoke name="{name}">\n{parts}</｜DSML｜invoke>\n')
+    return f"<｜DSML｜function_calls>\n{''.join(written)}</｜DSML｜function_calls>"
+
+
 def _harmony(calls: list[Call]) -> str:
     return "<|start|>assistant".join(
         f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{json.dumps(args)}<|call|>"
@@ -122,6 +146,7 @@ def _pythonic(calls: list[Call]) -> str:
 WRITERS: dict[str, Callable[[list[Call]], str]] = {
     "deepseekv3": _deepseek(lambda name, args: f"function<｜tool▁sep｜>{name}\n```json\n{args}\n```"),
     "deepseekv31": _deepseek(lambda name, args: f"{name}<｜tool▁sep｜>{args}"),
+    "deepseekv32": _dsml,
     "glm45": lambda calls: "\n".join(_glm(call, "\n") for call in calls),
     "glm47": lambda calls: "".join(_glm(call, "") for call in calls),
     "gpt-oss": _harmony,
@@ -129,6 +154,7 @@ WRITERS: dict[str, Callable[[list[Call]], str]] = {
     "llama3": _llama3,
     "pythonic": _pythonic,
     "qwen25": _hermes,
+    "qwen3_coder": _qwen3_coder,
 }
 
 WRITERS["forced"] = lambda calls: json.dumps([{"name": name, "parameters": args} for name, args in calls])
@@ -143,6 +169,10 @@ JUNK = [
     "functions.get_weather:0", "7", "<|python_tag|>", ";", "<｜tool▁calls▁begin｜>",
     "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>", "function",
     "```json\n", "\n```", "[get_weather(", "town='x'", "f(a=1)", ")", "é🙂", "<think>", "</think>",
+    "<function=", "get_weather>", "<parameter=", "town>\n", "\n</parameter>", "</function>",
+    "<｜DSML｜invoke",
+    ' name="get_weather">', "<｜DSML｜parameter", ' name="town" string="true">', "</｜DSML｜parameter>",
+    ' name="days" string="false">', "</｜DSML｜invoke>", "<｜DSML｜function_calls>", "<function=get_weather>",
     "<|python_start|>", '{"name": "get_weather", "parameters": {"days": 1}}',
 ]  # fmt: skip
 

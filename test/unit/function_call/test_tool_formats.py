@@ -16,6 +16,7 @@ from sglang.srt.function_call.tools import Tools
 TOOL_FORMATS = {**NAMED, "forced": FORCED}
 SECTION_MARKS = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")
 SECTION_MARKS += ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<|python_start|>", "<|python_end|>")
+SECTION_MARKS += ("<｜DSML｜function_calls>", "</｜DSML｜function_calls>")
 
 
 def parse(name: str, pieces: list[str], tools: Tools = TOOLS) -> Reply:
@@ -267,3 +268,43 @@ def test_deepseek_without_fences() -> None:
     text = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{}<｜tool▁call▁end｜>"
     assert one("deepseekv3", text.format('{"a": 1}')) == ("", [("f", {"a": 1})])
     assert one("deepseekv31", "<｜tool▁call▁begin｜>f<｜tool▁sep｜><｜tool▁call▁end｜>") == ("", [("f", {})])
+
+
+def test_qwen3_coder() -> None:
+    part = "<parameter={}>\n{}\n</parameter>\n"
+    days = part.format("days", "3") + part.format("more", '{"a": [1]}') + part.format("town", "\n 3\n")
+    body = f"<function=get_weather>\n{days}</function>"
+    call = (
+        "get_weather",
+        {"days": 3, "more": {"a": [1]}, "town": "\n 3\n"},
+    )  # the schema says what is a string
+    assert one("qwen3_coder", f"<tool_call>\n{body}\n</tool_call>") == ("", [call])
+    assert one("qwen3_coder", f"So: {body}\n</tool_call>\n{body}") == ("So:", [call] * 2)  # marks forgotten
+    unknown = body.replace("get_weather", "other")
+    assert one("qwen3_coder", unknown) == (unknown, [])
+    assert one("qwen3_coder", f"<tool_call>{unknown}")[1][0][0] == "other"
+    tight = "<tool_call><function=get_weather><parameter=town>x</parameter></function></tool_call>"
+    assert one("qwen3_coder", tight) == ("", [("get_weather", {"town": "x"})])
+    for text in ("<tool_call>\nfunction=f", "<tool_call><function=\nf>", "a <function= b"):
+        assert one("qwen3_coder", text) == (text, [])
+
+
+def test_deepseek_v32() -> None:
+    town = '<｜DSML｜parameter name="town" string="true"> 3</｜DSML｜parameter>'
+    days = '<｜DSML｜parameter name="x" string="false">[1, {"a": null}]</｜DSML｜parameter>'
+    text = f'<｜DSML｜function_calls>\n<｜DSML｜invoke name="f">\n{town}\n{days}\n</｜DSML｜invoke>'
+    call = ("f", {"town": " 3", "x": [1, {"a": None}]})  # the tag says what is a string
+    assert one("deepseekv32", f"So: {text}\n</｜DSML｜function_calls>") == ("So:", [call])
+    as_object = '<｜DSML｜invoke name="f">\n{"a": "</｜DSML｜invoke>"}\n</｜DSML｜invoke>'
+    assert one("deepseekv32", as_object) == ("", [("f", {"a": "</｜DSML｜invoke>"})])
+    assert one("deepseekv32", '<｜DSML｜invoke name="f"></｜DSML｜invoke>!') == ("!", [("f", {})])
+    wrong = "<｜DSML｜invoke f>"
+    assert one("deepseekv32", wrong) == (wrong, [])
+
+
+@pytest.mark.parametrize("name", ["qwen3_coder", "deepseekv32"])
+def test_a_tag_that_is_cut_off_is_no_text(name: str) -> None:
+    text = WRITERS[name]([("get_weather", {"town": "x"})])
+    for end in range(text.index("get_weather") + 15, text.rindex("parameter>")):
+        reply = parse(name, [text[:end]])
+        assert (reply.text, reply.names) == ("", ["get_weather"]), text[:end]

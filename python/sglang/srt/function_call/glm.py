@@ -12,8 +12,9 @@ import regex
 
 from sglang.srt.function_call.events import CallWriter, ToolSource
 from sglang.srt.function_call.json_call import is_name
+from sglang.srt.function_call.tagged import read_argument
 from sglang.srt.function_call.tools import Tools
-from sglang.srt.function_call.values import schema_kinds, to_json, typed_json
+from sglang.srt.function_call.values import schema_kinds, to_json
 from sglang.srt.utils.text_source import Wait
 
 BEGIN: Final = "<tool_call>"
@@ -52,22 +53,8 @@ def _read_arguments(source: ToolSource, writer: CallWriter, tools: Tools, functi
         begin = ", "
         if (yield from source.match(_VALUE)) is None:
             writer.arguments("null")
-        elif not (yield from _read_value(source, writer, tools, function, key.strip())):
+            continue
+        schema = tools.schema(function, key.strip())
+        is_string = schema_kinds(schema) == {"string"}
+        if not (yield from read_argument(source, writer, (_VALUE_END,), is_string, schema)):
             return
-
-
-def _read_value(source: ToolSource, writer: CallWriter, tools: Tools, function: str, key: str) -> Wait[bool]:
-    """True once its end has come."""
-    schema = tools.schema(function, key)
-    if schema_kinds(schema) == {"string"}:
-        writer.arguments('"')
-        marker = yield from source.stream_until(
-            lambda piece: writer.arguments(to_json(piece)[1:-1]), _VALUE_END
-        )
-        if marker is not None:
-            source.take(len(_VALUE_END))
-            writer.arguments('"')
-        return marker is not None
-    value, end = yield from source.until(_VALUE_END)
-    writer.arguments(value if end is None else typed_json(value, schema))
-    return end is not None

@@ -19,6 +19,7 @@ from sglang.srt.function_call.sections import (
     all_markers,
     section_reader,
 )
+from sglang.srt.function_call.tagged import DSML_BEGIN, DSML_SECTION, QWEN_BEGIN, read_dsml, read_qwen3_coder
 from sglang.srt.function_call.tools import Tools
 from sglang.srt.utils.text_source import PieceParser, Wait
 
@@ -49,6 +50,7 @@ _GLM: Final = ToolFormat(glm.read_glm, (glm.BEGIN,))
 TOOL_FORMATS: Final[dict[str, ToolFormat]] = {
     "deepseekv3": _sections(DEEPSEEK_V3),
     "deepseekv31": _sections(DEEPSEEK_V31),
+    "deepseekv32": ToolFormat(read_dsml, (DSML_SECTION[0], DSML_BEGIN), special_tokens=True),
     "glm": _GLM,
     "glm45": _GLM,
     "glm47": _GLM,
@@ -59,4 +61,5 @@ TOOL_FORMATS: Final[dict[str, ToolFormat]] = {
     "pythonic": ToolFormat(read_pythonic),
     "qwen": _HERMES,
     "qwen25": _HERMES,
+    "qwen3_coder": ToolFormat(read_qwen3_coder, (QWEN_BEGIN,)),
 }

@@ -16,6 +16,10 @@ class Tools:
         return frozenset(self.parameters)
 
     def schema(self, function: str, argument: str) -> Mapping[str, Any] | None:
-        properties = self.parameters.get(function, {}).get("properties")
-        found = properties.get(argument) if isinstance(properties, Mapping) else None
+        found = self.schemas(function).get(argument)
         return found if isinstance(found, Mapping) else None
+
+    def schemas(self, function: str) -> Mapping[str, Any]:
+        """Of a function's arguments, as far as the request says."""
+        properties = self.parameters.get(function, {}).get("properties")
+        return properties if isinstance(properties, Mapping) else {}
