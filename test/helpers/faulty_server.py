@@ -1,10 +1,12 @@
 """A server on the fake executor, with faults on demand: python -m helpers.faulty_server FLAGS
 
 Prompts are orders: NAN (its row is not finite, once), RAISE and HANG (the next step does). Steps take 10 ms.
+FAULTY_PAGES in the environment: KV places, where these are not to be few.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -25,7 +27,7 @@ class FaultyExecutor(FakeExecutor):
     def __init__(self) -> None:
         info = ExecutorInfo(
             num_slots=8,
-            num_pages=NUM_PAGES,
+            num_pages=int(os.environ.get("FAULTY_PAGES", NUM_PAGES)),
             page_size=1,
             context_len=CONTEXT_LEN,
             vocab_size=256,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sglang.srt.entrypoints.context import ServerContext
-from sglang.srt.entrypoints.http_server import _uvicorn_config
+from sglang.srt.entrypoints.http_server import uvicorn_config
 from sglang.srt.entrypoints.watching import make_watching
 from sglang.srt.managers import scheduler_process
 from sglang.srt.managers.executor_settings import executor_args
@@ -118,7 +118,7 @@ def test_spans_go_where_the_flag_says(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_line_for_every_http_request_if_asked_for(level: str | None, access: bool) -> None:
     args = resolved() if level is None else resolved("--log-level-http", level)
-    config = _uvicorn_config(lambda *_: None, args.log_level_http)  # type: ignore[arg-type]
+    config = uvicorn_config(lambda *_: None, args.log_level_http)  # type: ignore[arg-type]
     assert (config.access_log, config.log_level) == (access, level or "warning")
 
 

@@ -107,6 +107,12 @@ class ServerArgs(PriorityArgs):
     # ---- HTTP
     host: str = flag("127.0.0.1", str, "HTTP server", "address to listen on")
     port: int = flag(30000, int, "HTTP server", "port to listen on")
+    tokenizer_worker_num: int = flag(
+        1,
+        int,
+        "HTTP server",
+        "processes that answer clients and tokenise; more than one where one core can't write all streams",
+    )
     skip_server_warmup: bool = flag(False, bool, "HTTP server", "open without running a request first")
     stream_interval: int = flag(1, int, "HTTP server", "tokens between two chunks of a stream")
     incremental_streaming_output: bool = flag(

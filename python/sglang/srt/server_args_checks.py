@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # Beyond these a mistake is likelier than a wish: every slot has rows of state, every page is one piece.
 _MOST_RANKS = 64
-_MOST = {"max_running_requests": 8192, "page_size": 1024}
+_MOST = {"max_running_requests": 8192, "page_size": 1024, "tokenizer_worker_num": 64}
 
 
 def check_ranges(args: ServerArgs) -> None:
@@ -31,6 +31,7 @@ def check_ranges(args: ServerArgs) -> None:
     for name in (
         "max_total_tokens", "max_running_requests", "max_prefill_tokens", "page_size",
         "stream_interval", "decode_log_interval", "speculative_capture_max_bs", "cuda_graph_max_bs",
+        "tokenizer_worker_num",
     ):  # fmt: skip
         value = getattr(args, name)
         need(value is None or value >= 1, f"--{name.replace('_', '-')} must be at least 1, got {value}")

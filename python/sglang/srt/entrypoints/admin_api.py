@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from sglang.srt.entrypoints.answering import error_response, native_error, read_json
+from sglang.srt.managers.io_struct import LogRequests
 from sglang.srt.managers.text_request import RequestError
 from sglang.srt.managers.text_request_log import LEVELS, RequestLog
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
@@ -45,7 +46,9 @@ def admin_router(manager: TokenizerManager, request_log: RequestLog) -> APIRoute
     @router.post("/configure_logging")
     async def configure_logging(request: Request) -> Response:
         try:
-            return JSONResponse(change_logging(request_log, await read_optional(request)))
+            changed = change_logging(request_log, await read_optional(request))
+            manager.tell_peers(LogRequests(request_log.enabled, request_log.level))
+            return JSONResponse(changed)
         except RequestError as error:
             return error_response(error, native_error)
 

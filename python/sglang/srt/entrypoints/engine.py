@@ -56,6 +56,10 @@ class Engine:
             raise StartError(conflict)
         given = server_args or ServerArgs.from_keywords(**{"log_level": "error", **kwargs})
         logging.getLogger("sglang").setLevel(given.log_level.upper())
+        if given.tokenizer_worker_num > 1:
+            raise ServerArgsError(
+                "an Engine answers its caller alone: leave tokenizer_worker_num out, or start a server"
+            )
         if given.enable_metrics:
             raise ServerArgsError("an Engine serves no /metrics: leave enable_metrics out, or start a server")
         prepared = prepare(given)

@@ -9,6 +9,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Generator, Mapping
+from dataclasses import replace
 
 import uvicorn
 from fastapi import FastAPI
@@ -27,6 +28,7 @@ from sglang.srt.entrypoints.dashboard import dashboard_router
 from sglang.srt.entrypoints.drain import Drain
 from sglang.srt.entrypoints.error_shapes import http_error_body
 from sglang.srt.entrypoints.health import generates, health_router
+from sglang.srt.entrypoints.http_workers import HttpWorkerConfig
 from sglang.srt.entrypoints.middleware import (
     ApiKeyMiddleware,
     Keys,
@@ -42,7 +44,9 @@ from sglang.srt.entrypoints.parse_api import parse_router
 from sglang.srt.entrypoints.prepare import Prepared, StartError
 from sglang.srt.entrypoints.responses.api import responses_router
 from sglang.srt.entrypoints.server_runtime import ServerRuntime, metrics_folder
+from sglang.srt.entrypoints.shared_port import shared_instead
 from sglang.srt.entrypoints.tokenize_api import tokenize_router
+from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.utils.log import say
 
@@ -51,7 +55,7 @@ logger = logging.getLogger(__name__)
 _SHUTDOWN_GRACE_S = 1  # for answers that are being sent, once every request has been ended
 _WARMUP_TIMEOUT_S = 300.0
 _BACKLOG = 2048
-_SHUTTING_DOWN = "the server is shutting down"
+SHUTTING_DOWN = "the server is shutting down"
 
 
 def build_app(context: ServerContext) -> ASGIApp:
@@ -146,7 +150,7 @@ def open_port(listener: socket.socket) -> None:
         ) from error
 
 
-class _Server(uvicorn.Server):
+class HttpServer(uvicorn.Server):
     """Signals are ours: they end requests first, so that no client is left waiting."""
 
     @contextlib.contextmanager
@@ -164,6 +168,8 @@ async def serve(prepared: Prepared, listener: socket.socket, launch_command: str
     if runtime is None:
         return 0
     try:
+        if runtime.workers.are_wanted:
+            return await _serve_by_workers(runtime, listener, launch_command)
         return await _serve(runtime, prepared, listener, launch_command)
     finally:
         runtime.close()
@@ -206,16 +212,16 @@ async def _serve(
         startup_time_s=runtime.startup_time_s,
         request_log=runtime.watching.request_log,
     )
-    server = _Server(_uvicorn_config(BodySends(build_app(context)), runtime.args.log_level_http))
+    server = HttpServer(uvicorn_config(BodySends(build_app(context)), runtime.args.log_level_http))
 
     def stop() -> None:
         logger.info("Shutting down.")
-        manager.fail(_SHUTTING_DOWN, status_code=503)
+        manager.fail(SHUTTING_DOWN, status_code=503)
         server.should_exit = True
 
-    drain = Drain(manager, runtime.args.drain_timeout, _SHUTTING_DOWN, stop)
+    drain = Drain(manager, runtime.args.drain_timeout, SHUTTING_DOWN, stop)
     _on_signals({signal.SIGINT: stop, signal.SIGTERM: drain.begin})
-    if not runtime.args.skip_server_warmup and not await _warm_up(context):
+    if not runtime.args.skip_server_warmup and not await _warm_up(manager):
         raise StartError(runtime.failure or "the warm-up request was not answered")
     open_port(listener)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -232,7 +238,52 @@ async def _serve(
     return 0
 
 
-def _uvicorn_config(app: ASGIApp, log_level: str | None) -> uvicorn.Config:
+async def _serve_by_workers(runtime: ServerRuntime, listener: socket.socket, launch_command: str) -> int:
+    manager, workers, args = runtime.manager, runtime.workers, runtime.args
+    assert manager is not None
+    stopping = asyncio.Event()
+
+    def stop() -> None:
+        logger.info("Shutting down.")
+        manager.fail(SHUTTING_DOWN, status_code=503)
+        workers.stop(at_once=True)
+        stopping.set()
+
+    def drain() -> None:
+        if stopping.is_set():
+            stop()
+        else:
+            workers.stop(at_once=False)
+            stopping.set()
+
+    _on_signals({signal.SIGINT: stop, signal.SIGTERM: drain})
+    if not args.skip_server_warmup and not await _warm_up(manager):
+        raise StartError(runtime.failure or "the warm-up request was not answered")
+    if stopping.is_set():
+        return 0
+    holder = shared_instead(listener)
+    config = HttpWorkerConfig(
+        str(runtime.folder), 0, replace(args, port=holder.getsockname()[1]), manager.limits, launch_command,
+        runtime.started_ts, runtime.startup_time_s,
+    )  # fmt: skip
+    workers.start(config)
+    ready = asyncio.create_task(workers.wait_ready(runtime.failed))
+    ending = {asyncio.create_task(event.wait()) for event in (stopping, runtime.failed)}
+    await asyncio.wait({ready, *ending}, return_when=asyncio.FIRST_COMPLETED)
+    if ready.done() and ready.result():
+        _announce(args, holder)
+        await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED)
+        await workers.wait_gone(args.drain_timeout)
+    for task in (ready, *ending):
+        task.cancel()
+    holder.close()
+    if runtime.failure:
+        say(f"error: {runtime.failure}")
+        return 1
+    return 0
+
+
+def uvicorn_config(app: ASGIApp, log_level: str | None) -> uvicorn.Config:
     """A line for every request where level info is asked for."""
     return uvicorn.Config(
         app,
@@ -245,13 +296,13 @@ def _uvicorn_config(app: ASGIApp, log_level: str | None) -> uvicorn.Config:
     )
 
 
-async def _warm_up(context: ServerContext) -> bool:
+async def _warm_up(manager: TokenizerManager) -> bool:
     logger.info("Warming up with one request.")
     began = time.monotonic()
-    ok = await generates(context.manager, _WARMUP_TIMEOUT_S)
+    ok = await generates(manager, _WARMUP_TIMEOUT_S)
     # A signal has made it fail: that is no failure of the start.
     logger.info("Warm-up took %.2f s.", time.monotonic() - began)
-    return ok or context.manager.failure == _SHUTTING_DOWN
+    return ok or manager.failure == SHUTTING_DOWN
 
 
 def _announce(args: ServerArgs, listener: socket.socket) -> None:

@@ -68,6 +68,11 @@ def _prepare(given: ServerArgs) -> Prepared:
     if args.speculative_algorithm is not None:
         _check_drafter(args.speculative_algorithm, args.speculative_draft_model_path, model)
     check_mode(args)
+    return load_prepared(args, model)
+
+
+def load_prepared(args: ServerArgs, model: ModelConfig) -> Prepared:
+    """What belongs to resolved arguments."""
     assert args.tokenizer_path is not None
     if not Path(args.tokenizer_path).is_dir():
         raise TokenizerError(f"tokenizer path {args.tokenizer_path} is not a folder")

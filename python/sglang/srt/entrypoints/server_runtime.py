@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from sglang.srt.entrypoints.http_workers import HttpWorkers, WorkerPeers
 from sglang.srt.entrypoints.prepare import Prepared, StartError
 from sglang.srt.entrypoints.watching import Watching, make_watching
 from sglang.srt.managers.io_struct import (
@@ -62,6 +63,7 @@ class ServerRuntime:
         self._tasks: list[asyncio.Task[None]] = []
         self._prepare_metrics()
         self.watching: Watching = make_watching(self.args)
+        self.workers = HttpWorkers(self.args, self._folder, self._ready, self._news)
         self._receiver: Receiver[ToTokenizer] = Receiver(
             endpoint(self._folder, "tokenizer"), tokenizer_decoder.decode
         )
@@ -95,14 +97,19 @@ class ServerRuntime:
             self.manager.fail("the server is shutting down", status_code=503)
         self._close_processes()
         self.watching.close()
+        self.workers.close()
         self._receiver.close()
         self._sender.close()
         self._state_sender.close()
         atexit.unregister(self._close_processes)
 
     def _close_processes(self) -> None:
-        stop_children(self._children)
+        stop_children([*self.workers.children, *self._children])
         self._run_folder.remove()
+
+    @property
+    def folder(self) -> Path:
+        return self._folder
 
     @property
     def failure(self) -> str:
@@ -131,7 +138,12 @@ class ServerRuntime:
                 raise StartError(self._failure)
         limits = Limits(**self._ready[_SCHEDULER], hidden_states=self.args.enable_return_hidden_states)
         self.manager = TokenizerManager(
-            self._prepared.tokenizer, limits, self._send, self.watching.observers, self.args.random_seed
+            self._prepared.tokenizer,
+            limits,
+            self._send,
+            self.watching.observers,
+            self.args.random_seed,
+            WorkerPeers(self._folder, 0, 0) if self.workers.are_wanted else None,
         )
         reply = await self.manager.flush_cache()  # an answer: the way to the scheduler is open too
         if not reply.ok:
@@ -157,6 +169,7 @@ class ServerRuntime:
             "run_folder": str(self._folder),
             "tokenizer_path": self.args.tokenizer_path,
             "log_level": self.args.log_level,
+            "num_workers": self.args.tokenizer_worker_num,
         }
         module = "sglang.srt.managers.detokenizer_manager"
         # It is never busy for long, and removes the run folder should this process be killed.
@@ -185,9 +198,9 @@ class ServerRuntime:
     async def _supervise(self) -> None:
         while not self._failure:
             await asyncio.sleep(_CHILD_CHECK_S)
-            for child in self._children:
+            for child in (*self._children, *self.workers.children):
                 code = child.exit_code()
-                if code is not None:
+                if code is not None and not self.workers.may_end(child):
                     await asyncio.sleep(_LAST_WORDS_S)  # it may have said why
                     self._receive()
                     self._fail(describe_exit(child.name, code))
@@ -210,6 +223,7 @@ class ServerRuntime:
         if self._failure:
             return
         self._failure = message
+        self.workers.fail(message)
         if self.manager is not None:
             logger.error("%s; the server stops", message)
             content = self.watching.crash_content(message, self.args)

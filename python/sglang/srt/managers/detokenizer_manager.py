@@ -19,8 +19,9 @@ from sglang.srt.managers.io_struct import (
     encode,
 )
 from sglang.srt.utils.child_process import end_with_parent, read_config
-from sglang.srt.utils.ipc import Receiver, Sender, close_sockets, endpoint
+from sglang.srt.utils.ipc import Receiver, close_sockets, endpoint
 from sglang.srt.utils.log import configure_logging, say_traceback
+from sglang.srt.utils.routes import RoutedSender, worker_of
 from sglang.srt.utils.run_folder import remove_run_folder
 from sglang.srt.utils.text_tokenizer import TextTokenizer, TokenizerError
 
@@ -31,6 +32,7 @@ class DetokenizerConfig(msgspec.Struct, frozen=True):
     run_folder: str
     tokenizer_path: str
     log_level: str
+    num_workers: int = 1  # processes that answer clients
 
 
 class DetokenizerManager:
@@ -67,7 +69,19 @@ def _shown_ids(output: TokenOutput) -> list[int]:
     return output.new_ids[:-1] if stopped and not output.no_stop_trim else output.new_ids
 
 
-def serve(config: DetokenizerConfig, receiver: Receiver[TokenBatch], sender: Sender) -> None:
+def send_texts(batch: TextBatch, sender: RoutedSender) -> None:
+    """One message to each process that has a part in the batch."""
+    if not sender.has_workers:
+        sender.send(0, batch)
+        return
+    parts: dict[int, list[TextOutput]] = {}
+    for output in batch.outputs:
+        parts.setdefault(worker_of(output.rid), []).append(output)
+    for worker, outputs in parts.items():
+        sender.send(worker, TextBatch(outputs))
+
+
+def serve(config: DetokenizerConfig, receiver: Receiver[TokenBatch], sender: RoutedSender) -> None:
     manager = DetokenizerManager(TextTokenizer.from_folder(config.tokenizer_path))
     # The scheduler's first message is an empty batch: when it has come, the whole way is open.
     greeted = False
@@ -75,10 +89,10 @@ def serve(config: DetokenizerConfig, receiver: Receiver[TokenBatch], sender: Sen
         receiver.wait(None)
         for batch in receiver.receive_all():
             if not greeted:
-                sender.send(Ready(NAME))
+                sender.launcher.send(Ready(NAME))
                 greeted = True
             if batch.outputs:
-                sender.send(manager.handle(batch))
+                send_texts(manager.handle(batch), sender)
 
 
 def main() -> int:
@@ -86,14 +100,14 @@ def main() -> int:
     folder = Path(config.run_folder)
     end_with_parent(lambda: remove_run_folder(folder))
     configure_logging(config.log_level, NAME)
-    sender = Sender(endpoint(folder, "tokenizer"), encode)
+    sender = RoutedSender(folder, config.num_workers, encode)
     try:
         receiver = Receiver(endpoint(folder, "detokenizer"), detokenizer_decoder.decode)
         serve(config, receiver, sender)
     except Exception as error:
         if not isinstance(error, TokenizerError):
             say_traceback()
-        sender.send(Failed(NAME, f"{error}" or type(error).__name__))
+        sender.launcher.send(Failed(NAME, f"{error}" or type(error).__name__))
         sender.close(linger_s=1.0)
         close_sockets()
     return 1

@@ -181,11 +181,41 @@ class Failed(Message, frozen=True):
     error: str
 
 
+# ---- between the processes that answer clients, where there are several ------------------------------
+
+
+class AbortByRid(Message, frozen=True):
+    """To the other workers: they may have samples that it names."""
+
+    rid: str
+    reason: str
+
+
+class HoldRequests(Message, frozen=True):
+    """To the other workers: what comes from now on waits, or doesn't any more."""
+
+    hold: bool
+
+
+class LogRequests(Message, frozen=True):
+    """To the other workers: what is logged of requests from now on."""
+
+    enabled: bool
+    level: int
+
+
+class StopWorker(Message, frozen=True):
+    """From the launcher: take no more requests. ``at_once``: end those that run, too."""
+
+    at_once: bool
+
+
 ToScheduler = (
     GenerateRequest | AbortRequest | FlushCacheRequest | SetStateRequest | PauseRequest | ContinueRequest
 )
 ToDetokenizer = TokenBatch
-ToTokenizer = TextBatch | ControlReply | Ready | Failed
+ToPeer = AbortByRid | HoldRequests | LogRequests
+ToTokenizer = TextBatch | ControlReply | Ready | Failed | ToPeer | StopWorker
 
 _encoder = msgspec.msgpack.Encoder()
 encode = _encoder.encode

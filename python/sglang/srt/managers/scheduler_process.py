@@ -44,6 +44,7 @@ from sglang.srt.utils.gpu import GPU_DEVICE_FILE
 from sglang.srt.utils.ipc import Receiver, Sender, close_sockets, endpoint
 from sglang.srt.utils.log import configure_logging, flush_log, say_traceback
 from sglang.srt.utils.openmp import spin_briefly
+from sglang.srt.utils.routes import RoutedSender
 from sglang.srt.utils.run_folder import remove_run_folder
 from sglang.srt.utils.text_tokenizer import TextTokenizer, TokenizerError
 
@@ -77,7 +78,9 @@ def scheduler_config(args: ServerArgs, info: ExecutorInfo) -> SchedulerConfig:
     )
 
 
-def build_scheduler(args: ServerArgs, executor: Executor, to_detokenizer: Sender, reply: Sender) -> Scheduler:
+def build_scheduler(
+    args: ServerArgs, executor: Executor, to_detokenizer: Sender, replies: RoutedSender
+) -> Scheduler:
     assert args.model_path is not None and args.tokenizer_path is not None
     tokenizer = TextTokenizer.from_folder(args.tokenizer_path)
     model = ModelConfig.from_folder(args.model_path, args.context_length)
@@ -91,7 +94,7 @@ def build_scheduler(args: ServerArgs, executor: Executor, to_detokenizer: Sender
         decode=tokenizer.decode_shown,
         eos_ids=eos_ids,
         emit=to_detokenizer.send,
-        reply=reply.send,
+        reply=lambda reply: replies.answer(reply.request_id, reply),
         metrics=_metrics(args),
         clock=time.time,
         auto=auto_controller(args, info),
@@ -151,11 +154,11 @@ def run(scheduler: Scheduler, receiver: Receiver[ToScheduler], pulse: Pulse) -> 
         pulse.end()
 
 
-def serve(config: SchedulerProcessConfig, folder: Path, reply: Sender) -> None:
+def serve(config: SchedulerProcessConfig, folder: Path, replies: RoutedSender) -> None:
     executor = _build_executor(config.args, lambda error: _end_with(error, folder))
     receiver = Receiver(endpoint(folder, "scheduler"), scheduler_decoder.decode)
     to_detokenizer = Sender(endpoint(folder, "detokenizer"), encode)
-    scheduler = build_scheduler(config.args, executor, to_detokenizer, reply)
+    scheduler = build_scheduler(config.args, executor, to_detokenizer, replies)
     gc.collect()
     gc.freeze()  # what the start made stays: no collection between two steps needs to look at it
     pulse = Pulse()
@@ -165,9 +168,14 @@ def serve(config: SchedulerProcessConfig, folder: Path, reply: Sender) -> None:
         config.args.soft_watchdog_timeout,
         lambda error: _end_with(error, folder),
     ).start()
-    answer_states(folder, lambda: {**scheduler.state, **pulse.figures()}, scheduler.live)
+    answer_states(
+        folder,
+        lambda: {**scheduler.state, **pulse.figures()},
+        scheduler.live,
+        config.args.tokenizer_worker_num,
+    )
     to_detokenizer.send(TokenBatch([]))  # opens the way: the detokenizer reports that it has come
-    reply.send(Ready(NAME, dict(ready_info(executor.info))))
+    replies.launcher.send(Ready(NAME, dict(ready_info(executor.info))))
     run(scheduler, receiver, pulse)
 
 
@@ -189,14 +197,14 @@ def main() -> int:
     folder = Path(config.run_folder)
     end_with_parent(lambda: remove_run_folder(folder))
     configure_logging(config.args.log_level, NAME)
-    reply = Sender(endpoint(folder, "tokenizer"), encode)
+    replies = RoutedSender(folder, config.args.tokenizer_worker_num, encode)
     try:
-        serve(config, folder, reply)
+        serve(config, folder, replies)
     except Exception as error:
         if not _is_for_user(error):
             say_traceback()
-        reply.send(Failed(NAME, f"{error}" or type(error).__name__))
-        reply.close(linger_s=1.0)
+        replies.launcher.send(Failed(NAME, f"{error}" or type(error).__name__))
+        replies.close(linger_s=1.0)
         close_sockets()
     # Not sys.exit: a step that is still running in another thread must not keep the process alive.
     flush_log()

@@ -15,7 +15,8 @@ from typing import Any
 import zmq
 
 from sglang.srt.managers.io_struct import ControlReply, encode, state_decoder
-from sglang.srt.utils.ipc import Receiver, Sender, endpoint
+from sglang.srt.utils.ipc import Receiver, endpoint
+from sglang.srt.utils.routes import RoutedSender
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +26,10 @@ def state_endpoint(folder: Path) -> str:
 
 
 def answer_states(
-    folder: Path, state: Callable[[], dict[str, Any]], live: Callable[[int], dict[str, Any]]
+    folder: Path,
+    state: Callable[[], dict[str, Any]],
+    live: Callable[[int], dict[str, Any]],
+    num_workers: int = 1,
 ) -> None:
     """Start the thread. ``state`` and ``live`` (of the steps after a number) are called in it, and must not
     need the loop's help.
@@ -33,7 +37,7 @@ def answer_states(
     # A context of its own: when the process ends, the others are closed by another thread.
     context: zmq.Context[Any] = zmq.Context()
     receiver = Receiver(state_endpoint(folder), state_decoder.decode, context)
-    reply = Sender(endpoint(folder, "tokenizer"), encode, context)
+    replies = RoutedSender(folder, num_workers, encode, context)
 
     def serve() -> None:
         while True:
@@ -42,7 +46,8 @@ def answer_states(
                 body = state()
                 if message.after_step is not None:
                     body = {**body, "live": live(message.after_step)}
-                reply.send(ControlReply(message.request_id, ok=True, body=body))
+                reply = ControlReply(message.request_id, ok=True, body=body)
+                replies.answer(message.request_id, reply)
 
     def serve_or_die() -> None:
         try:

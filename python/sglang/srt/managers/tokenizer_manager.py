@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sglang.srt.managers.io_struct import (
+    AbortByRid,
     AbortRequest,
     ContinueRequest,
     ControlReply,
@@ -23,11 +24,13 @@ from sglang.srt.managers.io_struct import (
     FlushCacheRequest,
     GenerateRequest,
     GetStateRequest,
+    HoldRequests,
     PauseRequest,
     RequestWish,
     SetStateRequest,
     TextBatch,
     TextOutput,
+    ToPeer,
     ToScheduler,
 )
 from sglang.srt.managers.text_observers import TextObserver
@@ -40,6 +43,15 @@ from sglang.srt.utils.text_tokenizer import TextTokenizer
 _SEED_BITS = 63
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _TOKENIZE_IN_THREAD = 4000  # characters: from here on it would hold up other requests
+
+
+class Peers:
+    """The other processes that answer clients: none."""
+
+    prefix = ""  # of the ids by which other processes know what this one asked for
+
+    def tell(self, message: ToPeer) -> None:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +72,9 @@ class TokenizerManager:
         send: Callable[[ToScheduler | GetStateRequest], None],
         observer: TextObserver,
         random_seed: int | None,
+        peers: Peers | None = None,
     ) -> None:
+        """``peers``: where several processes answer clients."""
         self.tokenizer = tokenizer
         self.limits = limits
         self.failure: str | None = None  # set when the server can't go on
@@ -68,6 +82,7 @@ class TokenizerManager:
         self.last_output_ts = 0.0
         self._send = send
         self._observer = observer
+        self._peers = peers or Peers()
         self._resumed = asyncio.Event()
         self._resumed.set()
         self._seeds = random.Random(random_seed)
@@ -93,13 +108,13 @@ class TokenizerManager:
             new += [(*sample, rules) for sample in self._expand(request, ids, group)]
         self._check_rids([sample.rid for sample, _, _ in new])
         for sample, sampling, rules in new:
-            self._samples[sample.rid] = sample
+            self._samples[self._wire_id(sample)] = sample
             group.samples.append(sample)
             self._observer.received(sample)
             asked = sample.request
             self._send(
                 GenerateRequest(
-                    sample.rid,
+                    self._wire_id(sample),
                     sample.prompt_ids,
                     sampling,
                     asked.stream,
@@ -116,14 +131,18 @@ class TokenizerManager:
 
     def abort(self, rid: str, reason: str) -> None:
         """End the sample, the samples of the request, or all of the call ``rid``; unknown ones have ended."""
+        self._abort_own(rid, reason)
+        self._peers.tell(AbortByRid(rid, reason))
+
+    def _abort_own(self, rid: str, reason: str) -> None:
         for sample in list(self._samples.values()):
             if rid in (sample.rid, sample.request.rid, sample.request.call_rid):
-                self._send(AbortRequest(sample.rid, reason=reason))
+                self._send(AbortRequest(self._wire_id(sample), reason=reason))
 
     def abort_group(self, group: Group, reason: str) -> None:
         for sample in group.samples:
             if sample.finish is None:
-                self._send(AbortRequest(sample.rid, reason=reason))
+                self._send(AbortRequest(self._wire_id(sample), reason=reason))
 
     def abort_all(self, reason: str) -> None:
         self._send(AbortRequest("", abort_all=True, reason=reason))
@@ -229,9 +248,13 @@ class TokenizerManager:
         for rid in rids:
             if _LONE_SURROGATE.search(rid):
                 raise RequestError("the rid is not valid Unicode: it has a lone surrogate")
-            if rid in self._samples or rid in new:
+            if self._peers.prefix + rid in self._samples or rid in new:
                 raise RequestError(f"rid {rid!r} is in use by a request that is still running")
             new.add(rid)
+
+    def _wire_id(self, sample: Sample) -> str:
+        """As other processes know it."""
+        return self._peers.prefix + sample.rid
 
     def _refuse_if_closing(self) -> None:
         self._refuse_if_failed()
@@ -263,14 +286,27 @@ class TokenizerManager:
         KV places, ``in_place`` leaves it as it is.
         """
         self._refuse_if_closing()
-        self._resumed.clear()
+        self._hold(True)
         if mode == "abort":
             self.abort_all("aborted by /pause_generation")
         await self._ask(lambda request_id: PauseRequest(request_id, mode == "retract"))
 
     async def resume(self) -> None:
         await self._ask(lambda request_id: ContinueRequest(request_id))
-        self._resumed.set()
+        self._hold(False)
+
+    def _hold(self, hold: bool) -> None:
+        self._hold_own(hold)
+        self._peers.tell(HoldRequests(hold))
+
+    def _hold_own(self, hold: bool) -> None:
+        if hold:
+            self._resumed.clear()
+        else:
+            self._resumed.set()
+
+    def tell_peers(self, message: ToPeer) -> None:
+        self._peers.tell(message)
 
     async def set_state(self, server_args: dict[str, Any]) -> ControlReply:
         try:
@@ -280,7 +316,7 @@ class TokenizerManager:
 
     async def _ask(self, message: Callable[[str], ToScheduler | GetStateRequest]) -> ControlReply:
         self._refuse_if_failed()
-        request_id = uuid.uuid4().hex
+        request_id = self._peers.prefix + uuid.uuid4().hex
         reply: asyncio.Future[ControlReply] = asyncio.get_running_loop().create_future()
         self._send(message(request_id))
         self._replies[request_id] = reply
@@ -290,6 +326,13 @@ class TokenizerManager:
             self._replies.pop(request_id, None)  # there still if the wait was given up
 
     # ---- answers
+
+    def hear(self, message: AbortByRid | HoldRequests) -> None:
+        """From another process that answers clients."""
+        if isinstance(message, AbortByRid):
+            self._abort_own(message.rid, message.reason)
+        else:
+            self._hold_own(message.hold)
 
     def receive(self, message: TextBatch | ControlReply) -> None:
         if isinstance(message, ControlReply):
