@@ -2,6 +2,7 @@
 
     python benchmark/moe/moe_speed.py                       # int4 of Kimi-K2.5, as one of 8 ranks has it
     python benchmark/moe/moe_speed.py --model glm5 --format nvfp4 --tokens 1 4 16
+    python benchmark/moe/moe_speed.py --model gpt-oss-120b --format mxfp4 --ranks 1
     python benchmark/moe/moe_speed.py --tokens 512 8192     # of a prefill; there computing is the limit
     python benchmark/moe/moe_speed.py --tiny                # a small layer, on any machine
 
@@ -14,9 +15,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 import torch
@@ -39,12 +41,15 @@ class Model:
     hidden: int
     inter: int  # of all ranks
     top_k: int
+    is_gpt_oss: bool = False  # biases, and its activation
 
 
 MODELS = {
     "kimi": Model(384, 7168, 2048, 8),
     "glm5": Model(256, 6144, 2048, 8),
     "qwen3-30b": Model(128, 2048, 768, 8),
+    "gpt-oss-20b": Model(32, 2880, 2880, 4, True),
+    "gpt-oss-120b": Model(128, 2880, 2880, 4, True),
 }
 TINY = Model(8, 128, 64, 2)
 
@@ -53,6 +58,7 @@ TINY = Model(8, 128, 64, 2)
 class Layer:
     gate_up: ExpertMatrix
     down: ExpertMatrix
+    clamped: bool = False
 
     @property
     def bytes_per_expert(self) -> int:
@@ -73,7 +79,12 @@ def make_matrix(form: Format, size: tuple[int, int, int], parts: int, device: to
         return ExpertMatrix(form, data, scale, block=(128, 128))
     words = torch.empty(num_experts, rows, columns // 8, dtype=torch.int32, device=device)
     words.random_(-(2**31), 2**31 - 1)
-    scale = torch.empty(num_experts, rows, columns // GROUP[form], device=device).uniform_(0.5, 1.5)
+    groups = (num_experts, rows, columns // GROUP[form])
+    if form is Format.MXFP4:
+        middle = round(127 + math.log2(spread / 2.9))  # codes spread by 2.9
+        exponents = torch.empty(groups, dtype=torch.uint8, device=device)
+        return ExpertMatrix(form, words, exponents.random_(middle - 1, middle + 2))
+    scale = torch.empty(groups, device=device).uniform_(0.5, 1.5)
     if form is Format.INT4:
         return ExpertMatrix(form, words, (scale * (spread / 4.6)).bfloat16())  # codes spread by 4.6
     whole = torch.full((num_experts, parts), spread / 2.8, device=device)
@@ -83,10 +94,16 @@ def make_matrix(form: Format, size: tuple[int, int, int], parts: int, device: to
 def make_layer(form: Format, model: Model, ranks: int, device: torch.device) -> Layer:
     inter = model.inter // ranks
     up_size = (model.num_experts, 2 * inter, model.hidden)
-    return Layer(
-        make_matrix(form, up_size, 2, device),
-        make_matrix(form, (model.num_experts, model.hidden, inter), 1, device),
-    )
+    gate_up = make_matrix(form, up_size, 2, device)
+    down = make_matrix(form, (model.num_experts, model.hidden, inter), 1, device)
+    if model.is_gpt_oss:
+        gate_up, down = with_bias(gate_up), with_bias(down)
+    return Layer(gate_up, down, model.is_gpt_oss)
+
+
+def with_bias(matrix: ExpertMatrix) -> ExpertMatrix:
+    size = matrix.data.shape[:2]
+    return replace(matrix, bias=torch.randn(size, device=matrix.data.device).mul_(0.3).to(torch.bfloat16))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +136,10 @@ def check(
     for call in calls:
         args = (call.x, call.weights, call.experts, layer.gate_up, layer.down)
         first, second = (
-            fused_experts(*args, config=config, counters=counters, by_pair=by_pair) for _ in range(2)
+            fused_experts(*args, config=config, counters=counters, by_pair=by_pair, clamped=layer.clamped)
+            for _ in range(2)
         )
-        expected = fused_experts_ref(*args, None).float()
+        expected = fused_experts_ref(*args, None, layer.clamped).float()
         worst = max(worst, float((first.float() - expected).norm() / expected.norm()))
         assert torch.equal(first, second), "two runs differ"
     assert worst < TOLERANCE, f"relative error {worst:.1e}"
@@ -151,7 +169,7 @@ def time_calls(
         for call in calls:
             fused_experts(
                 call.x, call.weights, call.experts, layer.gate_up, layer.down,
-                config=config, counters=counters, pdl=pdl, by_pair=by_pair,
+                config=config, counters=counters, pdl=pdl, by_pair=by_pair, clamped=layer.clamped,
             )  # fmt: skip
 
     return micros(run, device) / len(calls)
@@ -204,7 +222,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if device.type == "cpu" and not args.tiny:
         raise SystemExit("no CUDA device is here: --tiny runs a small layer on the CPU")
     torch.manual_seed(0)
-    model, ranks = (TINY, 1) if args.tiny else (MODELS[args.model], args.ranks)
+    model, ranks = MODELS[args.model], args.ranks
+    if args.tiny:
+        model, ranks = replace(TINY, is_gpt_oss=model.is_gpt_oss), 1
     layer = make_layer(Format(args.format), model, ranks, device)
     lines = []
     for tokens in args.tokens:

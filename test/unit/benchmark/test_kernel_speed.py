@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from benchmark.attention import dsa_speed, mla_speed
+from benchmark.attention import dsa_speed, mla_speed, window_speed
 from benchmark.moe import moe_speed
+from sgl_kernel.attention import DecodePlan
 from sgl_kernel.attention.mla.indexing.plan import IndexPlan
 from sgl_kernel.moe.weights import Format
 
@@ -75,8 +77,30 @@ def test_a_wrong_choice_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
         dsa_speed.main(["--tiny", "--heads", "2", "--index-heads", "2", "--check"])
 
 
+@pytest.mark.long
+def test_windows(capsys: pytest.CaptureFixture[str]) -> None:
+    window_speed.main(["--tiny"])
+    lines = records(capsys.readouterr().out)
+    assert [line["part"] for line in lines] == ["decode"] * 8 + ["prefill"] * 4
+    assert [line["window"] for line in lines] == [0, 128] * 6
+
+
+@pytest.mark.parametrize("ignored", ["window", "sinks"])
+def test_what_is_ignored_is_found_out(ignored: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    attend = window_speed.decode_attention
+
+    def wrong(q: torch.Tensor, kv: torch.Tensor, plan: DecodePlan, sinks: torch.Tensor) -> torch.Tensor:
+        if ignored == "window":
+            return attend(q, kv, replace(plan, view=replace(plan.view, window=0)), sinks=sinks)
+        return attend(q, kv, plan)
+
+    monkeypatch.setattr(window_speed, "decode_attention", wrong)
+    with pytest.raises(AssertionError):
+        window_speed.main(["--tiny", "--check"])
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
-@pytest.mark.parametrize("main", [moe_speed.main, mla_speed.main, dsa_speed.main])
+@pytest.mark.parametrize("main", [moe_speed.main, mla_speed.main, dsa_speed.main, window_speed.main])
 def test_no_gpu_is_said(main: Any) -> None:
     with pytest.raises(SystemExit, match="--tiny"):
         main([])
