@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import anthropic
@@ -60,6 +61,45 @@ class TestClients(ServerTestCase):
         with self.assertRaises(openai.BadRequestError) as caught:
             self.openai.chat.completions.create(**{**asked, "max_tokens": 5000})
         self.assertIn("4096", caught.exception.message)
+
+    def test_responses(self) -> None:
+        asked: Any = {"model": "m", "input": "Hello", "max_output_tokens": 9, "temperature": 0}
+        asked["extra_body"] = ENDLESS
+        whole = self.openai.responses.create(**asked)
+        self.assertEqual((whole.status, whole.usage.output_tokens), ("incomplete", 9))
+        self.assertEqual(self.openai.responses.retrieve(whole.id), whole)
+        events = list(self.openai.responses.create(**asked, stream=True))
+        self.assertEqual(events[-1].response.output_text, whole.output_text)
+        self.assertEqual("".join(e.delta for e in events if e.type.endswith(".delta")), whole.output_text)
+        more = self.openai.responses.create(**{**asked, "previous_response_id": whole.id, "input": "More"})
+        said = f"<user>Hello\n<assistant>{whole.output_text}\n<user>More\n<assistant>"
+        self.assertEqual(more.usage.input_tokens, len(said.encode()))
+
+    def test_responses_in_the_background(self) -> None:
+        asked: Any = {"model": "m", "input": "Hello", "background": True, "extra_body": ENDLESS}
+        begun = self.openai.responses.create(**asked)
+        self.assertEqual(begun.status, "queued")
+        cancelled = self.openai.responses.cancel(begun.id)
+        self.assertEqual(cancelled.status, "cancelled")
+        self.assertEqual(self.openai.responses.retrieve(begun.id), cancelled)
+        self.wait_until_idle()
+        ended = self.openai.responses.create(**{**asked, "max_output_tokens": 3})
+        deadline = time.monotonic() + 20
+        while (seen := self.openai.responses.retrieve(ended.id)).status in ("queued", "in_progress"):
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.02)
+        self.assertEqual((seen.status, seen.usage.output_tokens), ("incomplete", 3))
+        self.openai.responses.delete(ended.id)
+        with self.assertRaises(openai.NotFoundError):
+            self.openai.responses.retrieve(ended.id)
+
+    def test_a_message_is_aborted_by_its_id(self) -> None:
+        asked: Any = {"model": "m", "messages": USER, "max_tokens": 3900, "extra_body": ENDLESS}
+        with self.anthropic.messages.stream(**asked) as stream, self.assertRaises(anthropic.APIStatusError):
+            for event in stream:
+                if event.type == "message_start":
+                    self.post("/abort_request", rid=event.message.id)
+        self.wait_until_idle()
 
     def test_messages_whole_and_streamed(self) -> None:
         asked: Any = {
