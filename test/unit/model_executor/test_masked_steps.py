@@ -5,6 +5,7 @@ Run alone: ``pytest THIS_FILE``. What may follow a text is a function of its las
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,7 +22,7 @@ from sglang.srt.model_executor.graph_sizes import GraphSizes
 from sglang.srt.model_executor.in_process_executor import InProcessExecutor
 from sglang.srt.model_executor.split_graphs import SplitGraphs, split_sizes
 from sglang.srt.model_executor.step_graphs import DecodeSteps
-from sglang.srt.model_executor.step_plan import SlotSampling, StepDrafts, StepMidInput, StepPlan
+from sglang.srt.model_executor.step_plan import RowWish, SlotSampling, StepDrafts, StepMidInput, StepPlan
 
 CPU = torch.device("cpu")
 VOCAB = 256
@@ -67,15 +68,22 @@ def masked_step(driver: PlanDriver, plan: StepPlan, rows: list[DrivenRequest], f
     """All rows but number ``free`` have masks."""
     masked = {row: request for row, request in enumerate(rows) if row != free}
     before = [len(request.known) for request in rows]
-    plan = replace(plan, masked=True)
+    wishes = tuple(RowWish(row, True, num_top=VOCAB) for row in range(len(rows)))
+    plan = replace(plan, masked=True, wishes=wishes)
     pending = driver.executor.launch(plan)
     driver.executor.supply(masks_of(plan, masked, pending.drafts() if plan.draft_len else None))
     result = pending.wait()
     for row, request in enumerate(rows):
         request.output += result.tokens[row]
         known = request.known
-        for end in range(before[row], len(known)) if row in masked else ():
-            assert allowed_after(known[:end])[known[end]], "a token that the mask forbids"
+        told = result.reports[row].chosen
+        for place, end in enumerate(range(before[row], len(known)) if row in masked else ()):
+            allowed = allowed_after(known[:end])
+            assert allowed[known[end]], "a token that the mask forbids"
+            of_ids = dict(zip(told.top_ids[place], told.top[place], strict=True))
+            assert told.own[place] == of_ids[known[end]]
+            assert all((value > -1e30) == allowed[token] for token, value in of_ids.items())
+            assert sum(math.exp(value) for value in of_ids.values()) == pytest.approx(1, abs=1e-4)
     return result.used_graph
 
 

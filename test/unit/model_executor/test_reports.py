@@ -8,17 +8,21 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
 from helpers.kernel_executor import kernel_executor
 from helpers.plan_driver import DrivenRequest, PlanDriver
+from helpers.rank_group import RankGroup
 from helpers.replaying_capture import ReplayingCapture
 from helpers.tiny_executor import draft_folder, target_folder, tiny_executor
 
+from sglang.srt.configs.executor_args import ExecutorArgs
 from sglang.srt.model_executor import reporting
 from sglang.srt.model_executor.graph_sizes import GraphSizes
 from sglang.srt.model_executor.in_process_executor import InProcessExecutor
+from sglang.srt.model_executor.rank_messages import decode_result, encode
 from sglang.srt.model_executor.step_graphs import DecodeSteps, StepGraphs
 from sglang.srt.model_executor.step_plan import RowReport, RowWish, SlotSampling, StepPlan
 
@@ -105,9 +109,7 @@ def wishes(plan: StepPlan, slots: Sequence[int]) -> tuple[RowWish, ...]:
     return tuple(found)
 
 
-def drive(
-    executor: InProcessExecutor, chunk: int, wished: Sequence[int]
-) -> tuple[list[DrivenRequest], list[Told]]:
+def drive(executor: Any, chunk: int, wished: Sequence[int]) -> tuple[list[DrivenRequest], list[Told]]:
     driver = PlanDriver(executor)
     requests = [
         DrivenRequest(driver.free_slots.pop(), list(prompt), sampling)
@@ -122,6 +124,7 @@ def drive(
             rows = [*plan.decode_slots, *(part.slot for part in plan.prefill)]
             result = driver.run(plan, [of_slot[slot] for slot in rows])
             assert [report.row for report in result.reports] == [wish.row for wish in plan.wishes]
+            assert decode_result(encode(result)) == result, "as it comes from a worker's process"
             for report in result.reports:
                 assert len(report.chosen.own) == len(result.tokens[report.row])
                 told[rows[report.row]].add(report)
@@ -205,6 +208,17 @@ def test_the_same_is_told_in_every_mode() -> None:
             common = min(len(request.output), len(plain[0][index].output))
             assert request.output[:common] == plain[0][index].output[:common]
             near(told[index], plain[1][index], len(request.prompt) - 1 + common)
+
+
+def test_two_ranks_tell_what_one_does() -> None:
+    args = ExecutorArgs(
+        str(target_folder()), str(draft_folder()), dtype="float64", num_steps=2, topk=1, num_draft_tokens=3,
+        max_total_tokens=1024, max_running_requests=4, context_length=300, tp_size=2,
+    )  # fmt: skip
+    requests, told = drive(RankGroup(args), 4, (0, 1))
+    _, whole = drive(tiny_executor((2, 1, 3)), 4, (0, 1))
+    for request, mine, theirs in zip(requests, told, whole, strict=True):
+        near(mine, theirs, len(request.known) - 1)
 
 
 def near(told: Told, other: Told, count: int) -> None:
