@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.tiny_executor import draft_folder, drafter_folder, target_folder, tiny_executor
+from helpers.tiny_executor import draft_folder, target_folder, tiny_executor
 from helpers.tiny_models import write_tiny_llama
 
 from sglang.srt.configs.executor_args import ExecutorArgs
 from sglang.srt.configs.model_config import ModelConfigError
-from sglang.srt.managers.executor_build_models import ExecutorArgsError, load_models
+from sglang.srt.managers.executor_build_models import load_models
 from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 from sglang.srt.speculative.ngram_worker import NgramWorker
 from sglang.srt.speculative.standalone_worker import StandaloneWorker
@@ -41,12 +41,6 @@ def test_each_kind(family: str, drafter: str, worker: type, num_pools: int) -> N
     more = executor.info.weight_bytes - plain.info.weight_bytes
     assert more == 0 if drafter == "ngram" else more > 0
     assert executor.info.kv_bytes - plain.info.kv_bytes == sum(p.bytes for p in executor.worker.pools[1:])
-
-
-def test_what_has_no_kernels_is_refused_on_cuda() -> None:
-    own = drafter_folder("standalone", "llama")
-    with pytest.raises(ExecutorArgsError, match="^--speculative-algorithm STANDALONE has no CUDA kernels"):
-        load_models(args("llama", own, draft_kind="STANDALONE"), torch.device("cuda"))
 
 
 def test_what_does_not_fit_together(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ def drive(driver: PlanDriver, modes: list[int], num_tokens: int) -> list[DrivenR
         ("qwen3-moe", "speculators-qwen3", (3, 1, 4)),
         ("glm4-moe", "nextn", (2, 1, 3)),
         ("llama", "ngram", (4, 1, 5)),
+        ("llama", "standalone", (3, 1, 4)),
         pytest.param("glm4-moe", "nextn", (2, 3, 6), marks=pytest.mark.long),
         pytest.param("glm4-moe", "eagle3", (3, 1, 4), marks=pytest.mark.long),
         pytest.param("deepseek-v2", None, None, marks=pytest.mark.long),

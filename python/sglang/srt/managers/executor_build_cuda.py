@@ -31,6 +31,7 @@ from sglang.srt.managers.executor_build_attention import check_backend, kernel_a
 from sglang.srt.managers.executor_build_cuda_drafter import (
     WiredDrafter,
     make_history,
+    wire_decoder,
     wire_model,
     wire_ngram,
 )
@@ -55,11 +56,12 @@ from sglang.srt.model_executor.slot_state import SlotState
 from sglang.srt.model_executor.split_graphs import SplitGraphs, split_sizes
 from sglang.srt.model_executor.step import StepRunner
 from sglang.srt.model_executor.step_graphs import Capture, CudaCapture, DecodeSteps, StepGraphs
-from sglang.srt.model_executor.step_plan import PAD_SLOT, GraphSet, SpecShape
+from sglang.srt.model_executor.step_plan import PAD_SLOT, GraphSet, SpecShape, StepPlan
 from sglang.srt.model_executor.tune_linears import tune_linears
 from sglang.srt.model_executor.worker import Worker
 from sglang.srt.models.decoder import DecoderModel
 from sglang.srt.sampling.kernel_sampler import KernelSampler
+from sglang.srt.speculative.kernel_standalone import StandaloneReader
 
 logger = logging.getLogger(__name__)
 
@@ -128,6 +130,7 @@ def build_cuda(
         wired.runner,
         decode_steps,
         agreement,
+        wired.reader,
     )
     torch.cuda.synchronize()
     return worker, sets
@@ -166,6 +169,13 @@ class _Wired:
     drafter: Drafter | None
     step: DecodeStep
     runner: StepRunner
+    reader: StandaloneReader | None
+
+    def run(self, plan: StepPlan) -> None:
+        """One with a prompt, without a worker."""
+        if self.reader is not None:
+            self.reader.read(plan)
+        self.runner.run(plan)
 
 
 class _Wiring:
@@ -202,25 +212,28 @@ class _Wiring:
         pool, backend = kernel_attention(target, config, state.page_table)
         backend.reserve(config.num_slots, 1)
         pools: tuple[KVPool, ...] = (pool,)
-        worker = drafts = prompts = None
+        worker = drafts = prompts = reader = None
         if models.drafter is not None and spec is not None:
             backend.reserve(config.max_spec_rows, spec.num_draft_tokens)
             drafter = self._wire_drafter(models.drafter, config, spec)
             pools = (pool, *drafter.pools)
             worker, drafts, prompts = drafter.worker, drafter.decode, drafter.prompts
+            reader = drafter.reader
         step = DecodeStep(state, sampler, target, pool, backend, spec, drafts, self._simulated)
         attention: AttentionBackend = backend
         if self._planner is not None:
             assert isinstance(backend, TritonAttention), "FlashInfer plans for it alone"
             attention = FlashInferAttention(backend, self._planner)
         runner = StepRunner(state, sampler, target, pool, attention, prompts, self._simulated)
-        return _Wired(pools, worker, step, runner)
+        return _Wired(pools, worker, step, runner, reader)
 
     def _wire_drafter(self, loaded: LoadedDrafter, config: WorkerConfig, spec: SpecShape) -> WiredDrafter:
-        if self._history is not None:
-            return wire_ngram(self._history)
-        assert loaded.model is not None, "load_models has refused those that are whole models"
-        return wire_model(loaded.model, config, spec, self.state, self.sampler)
+        if loaded.model is not None:
+            return wire_model(loaded.model, config, spec, self.state, self.sampler)
+        assert self._history is not None, "without a layer it goes by tokens"
+        if loaded.decoder is not None:
+            return wire_decoder(loaded.decoder, config, self.state, self.sampler, self._history)
+        return wire_ngram(self._history)
 
 
 def _wake_library(models: LoadedModels) -> None:
@@ -338,7 +351,9 @@ def _run_small_prefills(trial: _Wired, config: WorkerConfig) -> None:
     """So that no prompt waits for a kernel to be compiled."""
     began = time.perf_counter()
     for plan in small_prefills(ROW_CLASSES, config.num_slots, config.context_len):
-        trial.runner.run(plan)
+        trial.run(plan)
+    if trial.reader is not None:
+        trial.reader.warm_up()
     torch.cuda.synchronize(config.device)
     logger.info("kernels of short prefills: ready in %.1f s", time.perf_counter() - began)
 
@@ -351,7 +366,7 @@ def _run_largest(trial: _Wired, config: WorkerConfig, num_tokens: int) -> int:
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_reserved(device)
-    trial.runner.run(largest_prefill(num_tokens, config.num_slots, config.context_len))
+    trial.run(largest_prefill(num_tokens, config.num_slots, config.context_len))
     largest = [(config.num_slots, 0)]
     if config.spec is not None:
         largest.append((config.max_spec_rows, config.spec.num_steps))

@@ -7,19 +7,21 @@ from dataclasses import dataclass
 import torch
 
 from sglang.srt.managers.executor_build_attention import kernel_attention
-from sglang.srt.managers.executor_build_drafter import LoadedDrafter
+from sglang.srt.managers.executor_build_drafter import LoadedDrafter, goes_by_tokens
 from sglang.srt.mem_cache.pool import KVPool
 from sglang.srt.model_executor.config import WorkerConfig
 from sglang.srt.model_executor.decode_step import DeviceDrafter
 from sglang.srt.model_executor.drafter import Drafter
 from sglang.srt.model_executor.slot_state import SlotState
 from sglang.srt.model_executor.step_plan import SpecShape
+from sglang.srt.models.decoder import DecoderModel
 from sglang.srt.models.draft_model import DraftModel
 from sglang.srt.sampling.kernel_sampler import KernelSampler
 from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 from sglang.srt.speculative.history import TokenHistory
 from sglang.srt.speculative.kernel_drafter import KernelDrafter
 from sglang.srt.speculative.kernel_ngram import KernelNgram
+from sglang.srt.speculative.kernel_standalone import WINDOW, KernelStandalone, StandaloneReader
 from sglang.srt.speculative.kernel_sync import KernelSync
 from sglang.srt.speculative.ngram_worker import NgramWorker
 
@@ -30,6 +32,7 @@ class WiredDrafter:
     worker: Drafter  # is told of admissions
     decode: DeviceDrafter
     prompts: Drafter
+    reader: StandaloneReader | None = None  # reads along with every plan
 
 
 def wire_model(
@@ -46,9 +49,26 @@ def wire_model(
 
 def make_history(loaded: LoadedDrafter | None, config: WorkerConfig) -> TokenHistory | None:
     """Of a drafter that goes by tokens alone; no pool's size changes it."""
-    if loaded is None or loaded.own is not None:
+    if loaded is None or not goes_by_tokens(loaded):
         return None
-    return TokenHistory(config.num_rows, config.max_positions, config.device, -1, torch.int32)
+    unknown = -1 if loaded.decoder is None else 0  # a model reads ids alone
+    return TokenHistory(config.num_rows, config.max_positions, config.device, unknown, torch.int32)
+
+
+def wire_decoder(
+    model: DecoderModel,
+    config: WorkerConfig,
+    state: SlotState,
+    sampler: KernelSampler,
+    history: TokenHistory,
+) -> WiredDrafter:
+    """A model of its own."""
+    pool, backend = kernel_attention(model, config, state.page_table)
+    backend.reserve(config.num_slots, 1)
+    backend.reserve(config.max_spec_rows, WINDOW)
+    reader = StandaloneReader(model, backend, state, history)
+    decode = KernelStandalone(model, backend, sampler, history)
+    return WiredDrafter((pool,), reader, decode, reader, reader)
 
 
 def wire_ngram(history: TokenHistory) -> WiredDrafter:

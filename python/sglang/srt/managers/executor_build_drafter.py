@@ -69,11 +69,6 @@ def choose(args: ExecutorArgs, target: ModelConfig) -> DraftChoice | None:
     return choice
 
 
-def without_kernels(choice: DraftChoice) -> str | None:
-    """What of a drafter has no CUDA kernels here yet; None: it has them all."""
-    return f"--speculative-algorithm {STANDALONE}" if choice.kind == STANDALONE else None
-
-
 def load_drafter(
     args: ExecutorArgs,
     choice: DraftChoice,

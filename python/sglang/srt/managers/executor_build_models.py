@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 import torch
 
-from sglang.srt.configs.draft_choice import DraftChoice
 from sglang.srt.configs.executor_args import ExecutorArgs
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.configs.quant_args import check_quantization
@@ -17,7 +15,6 @@ from sglang.srt.managers.executor_build_drafter import (
     choose,
     draft_kind,
     load_drafter,
-    without_kernels,
 )
 from sglang.srt.mem_cache.pool import CacheShape, KVPool
 from sglang.srt.model_executor.config import WorkerConfig, max_positions
@@ -36,9 +33,6 @@ _DTYPES = {
     "float16": torch.float16,
     "half": torch.float16,
 }
-
-
-_NO_KERNELS: Final = "has no CUDA kernels here yet: use --device cpu, or another drafter"
 
 
 class ExecutorArgsError(ValueError):
@@ -79,8 +73,6 @@ def load_models(args: ExecutorArgs, device: torch.device, tp: TensorParallel | N
     config = ModelConfig.from_folder(args.model_path, args.context_length)
     check_quantization("--quantization", args.quantization, config.quant, args.model_path)
     choice = choose(args, config)
-    if device.type == "cuda":
-        _refuse_on_cuda(choice)
     dtype = _dtype(args.dtype, config, device)
     kv_dtype = _kv_dtype(args, dtype)
     positions = max_positions(config.context_len, spec)
@@ -91,11 +83,6 @@ def load_models(args: ExecutorArgs, device: torch.device, tp: TensorParallel | N
         return LoadedModels(target, None, None, dtype, device, kv_dtype)
     drafter = load_drafter(args, choice, target, spec, dtype, device, positions)
     return LoadedModels(target, drafter, spec, dtype, device, kv_dtype)
-
-
-def _refuse_on_cuda(choice: DraftChoice | None) -> None:
-    if choice is not None and (what := without_kernels(choice)) is not None:
-        raise ExecutorArgsError(f"{what} {_NO_KERNELS}")
 
 
 def page_budget(

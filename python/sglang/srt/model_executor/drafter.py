@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from sglang.srt.model_executor.step_plan import SlotAdmission
+from sglang.srt.model_executor.step_plan import SlotAdmission, StepPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,4 +70,12 @@ class Drafter(Protocol):
         """Take note of committed positions: what a layer writes to its cache (no attention, no MLP, no
         lm_head), or the tokens alone.
         """
+        ...
+
+
+class PlanReader(Protocol):
+    """A draft model with a step of its own, ahead of the target's."""
+
+    def read(self, plan: StepPlan) -> None:
+        """Once for every plan, behind its admissions and page writes."""
         ...

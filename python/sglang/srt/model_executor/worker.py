@@ -11,7 +11,7 @@ from sglang.srt.mem_cache.pool import KVPool
 from sglang.srt.model_executor.accept import TokenRewriter
 from sglang.srt.model_executor.agreement import Agreement
 from sglang.srt.model_executor.config import WorkerConfig
-from sglang.srt.model_executor.drafter import Drafter
+from sglang.srt.model_executor.drafter import Drafter, PlanReader
 from sglang.srt.model_executor.reporting import Reporter
 from sglang.srt.model_executor.results import BegunStep, DraftNodes, Executed, pack
 from sglang.srt.model_executor.slot_state import SlotState
@@ -36,6 +36,7 @@ class Worker:
         runner: StepRunner,
         decode_steps: DecodeSteps | None = None,  # for plans without prefill; None: the runner takes all
         agreement: Agreement | None = None,  # checked after every step
+        reader: PlanReader | None = None,
     ) -> None:
         self.config = config
         self.state = state
@@ -46,6 +47,7 @@ class Worker:
         self._decode_steps = decode_steps
         self._editors = LogitEditors()
         self._agreement = agreement
+        self._reader = reader
         self._reporter = Reporter(runner.model, config.vocab_size)
 
     @property
@@ -106,6 +108,8 @@ class Worker:
         if self.drafter is not None:
             self.drafter.admit(plan.admissions)
         self.state.write_pages(plan.page_writes)
+        if self._reader is not None:
+            self._reader.read(plan)
         self._editors.admit(plan.admissions)
 
     def _execute(self, plan: StepPlan) -> Executed | None:
