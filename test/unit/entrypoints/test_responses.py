@@ -236,6 +236,23 @@ def test_what_is_stored(desk: ChatDesk) -> None:
     run(desk, ["a"], ask)
 
 
+def test_several_processes_keep_none(tmp_path: Path) -> None:
+    """Each would know its own alone."""
+    desk = ChatDesk(tmp_path, api_key=KEY, tokenizer_worker_num=2)
+
+    async def ask(api: Any) -> None:
+        response = await api.create(**ASKED)
+        assert response.output_text == "a" and response.store is False
+        with pytest.raises(openai.NotFoundError, match="tokenizer-worker-num"):
+            await api.retrieve(response.id)
+        with pytest.raises(openai.NotFoundError, match="tokenizer-worker-num"):
+            await api.create(**ASKED, previous_response_id=response.id)
+        with pytest.raises(openai.BadRequestError, match="tokenizer-worker-num"):
+            await api.create(**ASKED, background=True)
+
+    run(desk, ["a"], ask)
+
+
 def test_in_the_background(desk: ChatDesk) -> None:
     async def ask(api: Any) -> None:
         desk.held_at = 2

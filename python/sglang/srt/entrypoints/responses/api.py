@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from fastapi import APIRouter
@@ -30,6 +30,8 @@ from sglang.srt.entrypoints.responses.run import CONTINUABLE, Asked, ResponseRun
 from sglang.srt.entrypoints.responses.store import ResponseStore
 from sglang.srt.entrypoints.responses.talk import Item
 from sglang.srt.managers.text_request import Group, RequestError, Sample, TextRequest
+
+_NOT_KEPT: Final = "a server with --tokenizer-worker-num above 1 keeps no responses"
 
 
 def responses_router(context: ServerContext) -> APIRouter:
@@ -71,6 +73,7 @@ class _Desk:
         self._context = context
         self._manager = context.manager
         self._store = ResponseStore()
+        self._keeps = context.args.tokenizer_worker_num == 1  # else another process may be asked for it
 
     async def create(self, request: Request, body: ResponsesBody) -> Response:
         asked_text, asked = self._asked(body)
@@ -80,7 +83,7 @@ class _Desk:
             self._store.put(run)
             run.task = asyncio.create_task(self._in_background(run, group))
             return self._stream_kept(run, -1) if body.stream else JSONResponse(run.response())
-        events = self._kept_at_the_end(run, group, keep=body.store is not False)
+        events = self._kept_at_the_end(run, group, keep=bool(asked.given["store"]))
         if body.stream:
             return EventStream(events, self._manager, group, nested_error, STREAM_FORM)
         if await finished_or_gone(request, self._manager, group) is None:
@@ -118,12 +121,13 @@ class _Desk:
     def _find(self, response_id: str) -> ResponseRun:
         run = self._store.get(response_id)
         if run is None:
-            raise RequestError(
-                f"there is no response {response_id!r}: it was not stored, or it has been forgotten", 404
-            )
+            reason = "it was not stored, or it has been forgotten" if self._keeps else _NOT_KEPT
+            raise RequestError(f"there is no response {response_id!r}: {reason}", 404)
         return run
 
     def _asked(self, body: ResponsesBody) -> tuple[TextRequest, Asked]:
+        if body.background and not self._keeps:
+            raise RequestError(f"background can't be had: {_NOT_KEPT}")
         talk = [*self._talk_before(body), *body.items()]
         rid = f"resp_{new_rid()}"
         chat = body.chat_body(talk, rid)
@@ -168,7 +172,7 @@ class _Desk:
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "text": {"format": text.get("format") or {"type": "text"}, "verbosity": "medium"},
             "reasoning": {"effort": reasoning.get("effort"), "summary": reasoning.get("summary")},
-            "store": body.store is not False,
+            "store": body.store is not False and self._keeps,
             "background": bool(body.background),
             "truncation": "disabled",
             "service_tier": "default",
