@@ -19,7 +19,7 @@ import torch
 from helpers.plan_driver import PlanDriver
 from helpers.rank_group import RankGroup
 from helpers.replaying_capture import ReplayingCapture
-from helpers.tiny_executor import draft_folder, target_folder
+from helpers.tiny_executor import draft_folder, drafter_folder, target_folder
 
 from sglang.srt.configs.executor_args import ExecutorArgs
 from sglang.srt.distributed import collectives
@@ -100,10 +100,12 @@ def arguments(shape: tuple[int, int, int], size: int, dtype: str) -> ExecutorArg
     )
 
 
-def texts(group: RankGroup, most_drafts: int) -> list[list[int]]:
+def texts(group: RankGroup, most_drafts: int, prompt_len: int = 4) -> list[list[int]]:
     driver = PlanDriver(group)  # type: ignore[arg-type]
+    same = list(range(5, 4 + prompt_len))
     requests = [
-        driver.add([5, 6, 7, 8 + i], SlotSampling(temperature=i / 2, seed=i), chunk=3) for i in range(3)
+        driver.add([*same, 8 + i], SlotSampling(temperature=i / 2, seed=i), chunk=prompt_len - 1)
+        for i in range(3)
     ]
     lens = iter([0, most_drafts, min(1, most_drafts), *([most_drafts, 0] * 50)])
     return driver.generate(requests, 12, lens.__next__)
@@ -119,12 +121,13 @@ def test_two_gpus_are_one(shape: tuple[int, int, int]) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("family,kind", [("llama", "NGRAM"), ("glm4-moe", "NEXTN")])
-def test_drafters_without_a_folder(family: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("family,kind", [("llama", "NGRAM"), ("llama", "STANDALONE"), ("glm4-moe", "NEXTN")])
+def test_other_drafters(family: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two GPUs as of one, with graphs; GLM's heads are in the order of the kernels."""
     monkeypatch.setattr(packed, "wants_kernels", lambda device: True)
     args = replace(
-        arguments(CHAIN, 1, "float32"), model_path=str(target_folder(family)), draft_model_path=None,
+        arguments(CHAIN, 1, "float32"), model_path=str(target_folder(family)),
+        draft_model_path=str(drafter_folder("standalone", family)) if kind == "STANDALONE" else None,
         draft_kind=kind,
     )  # fmt: skip
     found = []
@@ -132,9 +135,26 @@ def test_drafters_without_a_folder(family: str, kind: str, monkeypatch: pytest.M
         group = RankGroup(replace(args, tp_size=size), build=build_rank)
         found.append(texts(group, CHAIN[0]))
         group.shutdown()
-    plain = RankGroup(replace(args, draft_kind=None), build=build_rank)
+    plain = RankGroup(replace(args, draft_model_path=None, draft_kind=None), build=build_rank)
     assert found == [texts(plain, 0)] * 2
     plain.shutdown()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("shape", [CHAIN, TREE])
+def test_two_gpus_are_one_for_gpt_oss(shape: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows of 24 in texts of 50, sinks by rank, biases of experts once."""
+    monkeypatch.setattr(packed, "wants_kernels", lambda device: True)
+    args = replace(
+        arguments(shape, 1, "float32"), model_path=str(target_folder("gpt-oss")),
+        draft_model_path=str(draft_folder("gpt-oss")),
+    )  # fmt: skip
+    found = []
+    for size in (1, 2):
+        group = RankGroup(replace(args, tp_size=size), build=build_rank)
+        found.append(texts(group, shape[0], prompt_len=38))
+        group.shutdown()
+    assert found[0] == found[1]
 
 
 def test_ranks_that_choose_different_kernels_stay_together() -> None:
