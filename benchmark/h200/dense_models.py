@@ -44,6 +44,7 @@ _case = partial(Case, sizes=SIZES, drafter=_DRAFT)
 CASES: Final = (
     _case("qwen3-eagle3-chain", write_tiny_qwen3, "EAGLE3", (3, 1, 4)),
     _case("qwen3-eagle3-tree", write_tiny_qwen3, "EAGLE3", (3, 3, 8)),
+    _case("qwen3-standalone", write_tiny_qwen3, "STANDALONE", (3, 1, 4)),
     _case("qwen3-ngram", write_tiny_qwen3, "NGRAM", (5, 1, 6)),
     _case("qwen3-fp8-cache-eagle3-tree", write_tiny_qwen3, "EAGLE3", (3, 3, 8), fp8_cache=True),
     _case("qwen2-eagle3-chain", write_tiny_qwen2, "EAGLE3", (3, 1, 4), config=(("head_dim", 64),)),

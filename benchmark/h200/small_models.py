@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "test"))
 
 import torch
 from helpers.quantise import FORMATS, GROUP, Format, Packed, fp8_block, words, write_quantised
-from helpers.tiny_drafters import write_tiny_eagle3_mla
+from helpers.tiny_drafters import write_tiny_companion, write_tiny_eagle3_mla
 from helpers.tiny_models import write_tiny_eagle3
 
 # What the released checkpoints of Kimi-K2.5 and GLM-5 leave unpacked: all but the routed experts.
@@ -94,8 +94,10 @@ class Case:
         target = self.write(root / self.name, **dict(_TINY if tiny else self.sizes) | dict(self.config))
         if self.packed is not None:
             target, _ = write_quantised(target, root / f"{self.name}-packed", PACKED[self.packed])
+        own = root / f"{self.name}-drafter"
+        if self.algorithm == "STANDALONE":
+            return target, write_tiny_companion(own, target)
         if self.algorithm != "EAGLE3":
             return target, None
-        own = root / f"{self.name}-drafter"
         write = write_tiny_eagle3_mla if self.latent_drafter else write_tiny_eagle3
         return target, write(own, target, **({} if tiny else self.drafter))
