@@ -16,9 +16,10 @@ _ECHOED: Final = (  # they change nothing of a reply: the response has them agai
     "metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "user", "max_tool_calls",
 )  # fmt: skip
 _PASSED: Final = (  # SGLang's: what chat completions have
-    "bad_words", "chat_template_kwargs", "frequency_penalty", "ignore_eos", "logit_bias", "min_p",
-    "min_tokens", "presence_penalty", "repetition_penalty", "seed", "skip_special_tokens",
-    "speculative_draft_len", "stop", "stop_regex", "stop_token_ids", "thinking_budget", "top_k",
+    "bad_words", "cache_salt", "chat_template_kwargs", "custom_logit_processor", "custom_params", "extra_key",
+    "frequency_penalty", "ignore_eos", "logit_bias", "min_p", "min_tokens", "presence_penalty", "priority",
+    "repetition_penalty", "seed", "skip_special_tokens", "speculative_draft_len", "stop", "stop_regex",
+    "stop_token_ids", "thinking_budget", "top_k",
 )  # fmt: skip
 # Ours has one value that means nothing more than the field's absence does.
 _ONE_VALUE: Final[Mapping[str, tuple[Any, ...]]] = {
