@@ -60,8 +60,9 @@ class _Address:
 
 def unowned(values: torch.Tensor) -> torch.Tensor:
     """The same memory, which the result doesn't keep. On a CPU, where nothing is captured: itself."""
-    if not values.is_cuda:
+    if not values.is_cuda or values.numel() == 0:
         return values
-    assert values.is_contiguous()
-    there = _Address(values.data_ptr(), values.nbytes)
-    return torch.as_tensor(there, device=values.device).view(values.dtype).view(values.shape)
+    span = 1 + sum((size - 1) * stride for size, stride in zip(values.shape, values.stride(), strict=True))
+    there = _Address(values.data_ptr(), span * values.element_size())
+    flat = torch.as_tensor(there, device=values.device).view(values.dtype)
+    return flat.as_strided(values.shape, values.stride())
