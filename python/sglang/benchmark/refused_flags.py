@@ -7,7 +7,7 @@ from typing import Final
 _PROFILE: Final = "the server has no profiler: profile steps with python -m sglang.bench_one_batch --profile"
 _NO_LORA: Final = "serve a merged checkpoint instead"
 _NO_IMAGES: Final = "only text is served: leave it out"
-_NO_LOGPROBS: Final = "log probabilities are not served: leave it out"
+_NO_LOGPROBS: Final = "ask with --extra-request-body '{\"return_logprob\": true}'"
 _REPLAY: Final = "replay arrivals from a file with benchmark/spec_toggle/replay.py"
 _ONE_SERVER: Final = "a server prefills and decodes in one: leave it out"
 
