@@ -220,7 +220,8 @@ def test_it_needs_neither_torch_nor_the_server() -> None:
         " or m.startswith('sglang.srt.') and m.split('.')[2] not in ('utils', 'managers', 'sampling')))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == ""
+    plans = {"sglang.srt.model_executor", "sglang.srt.model_executor.step_plan"}  # plain data, in messages
+    assert set(done.stdout.split()) <= plans
 
 
 def test_a_server_that_does_not_count_cached_tokens(
