@@ -1,4 +1,4 @@
-"""Drafts out of a row's own text: the reference against the CPU server's, kernels against the reference."""
+"""Drafts out of a row's own text: the reference against the CPU server's; kernels are in ``test_speculation``."""
 
 from __future__ import annotations
 
@@ -10,15 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sgl_kernel.speculation.lookup.ops import (
-    BLOCK,
     look_up,
     look_up_launches,
-    look_up_ref,
     note,
     note_launch,
 )
 from sgl_kernel.testing.compile_gate import check
-from sgl_kernel.testing.interpret import interpret
 from sglang.srt.model_executor.drafter import DraftContext
 from sglang.srt.speculative.history import TokenHistory
 from sglang.srt.speculative.ngram_worker import LONGEST_MATCH, NgramWorker
@@ -63,37 +60,6 @@ def check_note(seed: int, num_columns: int) -> None:
                 expected[slot, root[row] + 1 + column] = tokens[row, column]
     note(ids, torch.tensor(slots), torch.tensor(root), tokens[:, :num_columns], torch.tensor(counts))
     assert torch.equal(ids, expected)
-
-
-def body_kernels() -> None:
-    """Texts in one part and in many, with matches of every length at the borders of parts and blocks."""
-    for seed in range(6):
-        check_note(seed, 1 + seed % 4)
-    g = torch.Generator().manual_seed(3)
-    for width, lens in (
-        (40, [1, 2, 3, 33, 40]),
-        (5 * BLOCK, [1, BLOCK, BLOCK + 1, 3 * BLOCK + 7, 5 * BLOCK]),
-    ):
-        ids = torch.randint(0, 3, (7, width), generator=g).to(I32)
-        ids[2, width // 2 :] = torch.arange(width - width // 2) % 7  # a loop
-        ids[4, ::5] = -1
-        slots = torch.tensor([0, 1, 2, 3, 4, 5])
-        root = torch.tensor([0, *(length - 1 for length in lens)])
-        for begin in (BLOCK - 3, BLOCK, 2 * BLOCK - 1):
-            if begin + 20 < width - 20:  # the only long match is at a border
-                ids[5, begin : begin + 12] = ids[5, width - 12 :]
-                ids[5, begin + 12 : begin + 16] = torch.tensor([7, 8, 9, 6])
-        for num_drafts in (1, 5):
-            own = torch.full((6, num_drafts + 2), 99, dtype=I64)
-            expected = own.clone()
-            look_up(ids, slots, root, own[:, : num_drafts + 1], LONGEST_MATCH)
-            look_up_ref(ids, slots[1:], root[1:], expected[1:, : num_drafts + 1], LONGEST_MATCH)
-            assert torch.equal(own[1:], expected[1:])
-
-
-def test_kernels_equal_the_reference() -> None:
-    pytest.importorskip("triton", reason="kernels need triton")
-    interpret(__file__, "body_kernels")
 
 
 def test_they_fit() -> None:

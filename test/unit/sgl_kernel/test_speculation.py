@@ -8,6 +8,7 @@ import torch
 
 from sgl_kernel.speculation.accept import Accepted, SlotRows, accept, accept_launch, begin_launch, begin_rows
 from sgl_kernel.speculation.inputs.ops import Keep, PairWeights, pair_inputs, pair_launch
+from sgl_kernel.speculation.lookup.ops import BLOCK, look_up, look_up_ref, note, note_ref
 from sgl_kernel.speculation.move import move_launch, move_path
 from sgl_kernel.testing.compile_gate import check
 from sgl_kernel.testing.interpret import interpret
@@ -146,7 +147,34 @@ def body_inputs() -> None:
         torch.testing.assert_close(out, wanted, rtol=tolerance, atol=tolerance)
 
 
-BODIES = ("body_accept", "body_move", "body_inputs")
+def body_lookup() -> None:
+    """Texts in one part and in many, with matches of every length at the borders of parts and blocks."""
+    g = _gen(3)
+    at_borders = [1, BLOCK, BLOCK + 1, 3 * BLOCK + 7, 5 * BLOCK]
+    for width, lens in ((40, [1, 2, 3, 33, 40]), (5 * BLOCK, at_borders)):
+        ids = torch.randint(0, 3, (7, width), generator=g).to(I32)
+        ids[2, width // 2 :] = torch.arange(width - width // 2) % 7  # a loop
+        ids[4, ::5] = -1
+        slots = torch.tensor([0, 1, 2, 3, 4, 5])
+        root = torch.tensor([0, *(length - 1 for length in lens)])
+        for begin in (BLOCK - 3, BLOCK, 2 * BLOCK - 1):
+            if begin + 20 < width - 20:  # the only long match is at a border
+                ids[5, begin : begin + 12] = ids[5, width - 12 :]
+                ids[5, begin + 12 : begin + 16] = torch.tensor([7, 8, 9, 6])
+        for num_drafts in (1, 5):
+            own = torch.full((6, num_drafts + 2), 99, dtype=I64)
+            expected = own.clone()
+            look_up(ids, slots, root, own[:, : num_drafts + 1], 12)
+            look_up_ref(ids, slots[1:], root[1:], expected[1:, : num_drafts + 1], 12)
+            assert torch.equal(own[1:], expected[1:])
+        noted, wanted = ids.clone(), ids.clone()
+        counts, tokens = torch.tensor([2, 0, 1, 3, 2, 3]), torch.randint(9, 99, (6, 5), generator=g)[:, :3]
+        note(noted, slots, root, tokens, counts)
+        note_ref(wanted, slots, root, tokens, counts, 0)
+        assert torch.equal(noted, wanted) and not torch.equal(noted, ids)
+
+
+BODIES = ("body_accept", "body_move", "body_inputs", "body_lookup")
 
 
 def body_all() -> None:
@@ -154,7 +182,7 @@ def body_all() -> None:
         globals()[body]()
 
 
-@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("body", BODIES[:-1])  # of the last one it would compare references with themselves
 def test_references_equal_the_server(body: str) -> None:
     globals()[body]()
 

@@ -41,7 +41,8 @@ def compare(requests: list[list[DrivenRequest]]) -> None:
         assert got.counts == expected.counts
 
 
-@pytest.mark.parametrize("prompt_len", [1, *(pytest.param(n, marks=pytest.mark.long) for n in (7, 40))])
+@pytest.mark.long
+@pytest.mark.parametrize("prompt_len", [1, 7, 40])
 def test_behind_by_more_than_a_window(prompt_len: int) -> None:
     """Rows that decoded plainly for different times, in texts shorter than a window too."""
     found = []
