@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
+from sglang.srt.entrypoints.absent_api import absent_router
 from sglang.srt.entrypoints.admin_api import admin_router
 from sglang.srt.entrypoints.answering import error_message
 from sglang.srt.entrypoints.anthropic.api import anthropic_router
@@ -29,6 +30,7 @@ from sglang.srt.entrypoints.drain import Drain
 from sglang.srt.entrypoints.error_shapes import http_error_body
 from sglang.srt.entrypoints.health import generates, health_router
 from sglang.srt.entrypoints.http_workers import HttpWorkerConfig
+from sglang.srt.entrypoints.loads_api import loads_router
 from sglang.srt.entrypoints.middleware import (
     ApiKeyMiddleware,
     Keys,
@@ -71,6 +73,8 @@ def build_app(context: ServerContext) -> ASGIApp:
     app.include_router(anthropic_router(context))
     app.include_router(tokenize_router(context))
     app.include_router(parse_router())
+    app.include_router(loads_router(context))
+    app.include_router(absent_router())
     app.add_exception_handler(RequestValidationError, _invalid_body)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _internal_error)

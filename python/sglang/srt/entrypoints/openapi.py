@@ -62,6 +62,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "/v1/responses/{response_id}/cancel": Operation(
         "End a response in the background", error="ResponsesError", statuses=(404,)
     ),
+    "/v1/loads": Operation("How busy the server is", None, (_JSON, _TEXT), _OPENAI),
     "/v1/models": Operation("The models: one"),
     "/v1/models/{model_id}": Operation("The model of that name", error="NestedError", statuses=(404,)),
     "/v1/messages": Operation("Anthropic's messages", "MessagesBody", _STREAMED, "AnthropicError"),

@@ -42,10 +42,7 @@ async def _tokenized(body: Any, context: ServerContext) -> dict[str, Any]:
     if not isinstance(prompts, list) or not all(isinstance(text, str) for text in prompts):
         raise RequestError("prompt must be a string or a list of strings")
     special = _boolean(body, "add_special_tokens")
-    ids = [
-        await context.manager.tokenize(TextRequest(text, SamplingParams(), add_special_tokens=special))
-        for text in prompts
-    ]
+    ids = [await _ids(text, special, context) for text in prompts]
     counts = [len(tokens) for tokens in ids]
     whole = isinstance(prompt, str)
     return {
@@ -53,6 +50,13 @@ async def _tokenized(body: Any, context: ServerContext) -> dict[str, Any]:
         "count": counts[0] if whole else counts,
         "max_model_len": context.manager.limits.context_len,
     }
+
+
+async def _ids(text: str, special: bool, context: ServerContext) -> list[int]:
+    """An empty text has no tokens, which as a prompt is an error, but for those that are always added."""
+    if not text:
+        return context.manager.tokenizer.encode(text, special)
+    return await context.manager.tokenize(TextRequest(text, SamplingParams(), add_special_tokens=special))
 
 
 def _detokenized(body: Any, context: ServerContext) -> dict[str, Any]:

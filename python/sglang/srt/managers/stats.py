@@ -202,6 +202,8 @@ class StatsRecorder:
         figures["spec_accept_by_position"] = self._acceptance.by_depth
         if self._acceptance.length is not None:
             figures["avg_spec_accept_length"] = self._acceptance.length
+        if self._acceptance.rate is not None:
+            figures["avg_spec_accept_rate"] = self._acceptance.rate
         return figures
 
     def live(self, after_step: int, now: float) -> dict[str, Any]:
@@ -216,6 +218,8 @@ class StatsRecorder:
             live["kv_used_tokens"] = load.num_used_tokens
             live["kv_evictable_tokens"] = load.num_evictable_tokens
             live["kv_capacity_tokens"] = load.token_capacity
+            live["num_grammar_queue_reqs"] = load.num_grammar_queued
+            live["num_paused_reqs"] = load.num_paused
         return live
 
     def _close_interval(self, report: DecodeReport, load: Load) -> None:
