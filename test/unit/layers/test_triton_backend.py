@@ -50,7 +50,7 @@ class Pair:
         )
         self.scope = Scope()
         if window is not None:
-            self.scope = Scope(window, self.draw(NQ, 1)[:, 0, 0].float())
+            self.scope = Scope(window, self.draw(NQ, 1)[:, 0, 0].float().contiguous())
         self.lens = torch.tensor([1, *lens])  # slot 0 is padding
         for slot, length in enumerate(lens, start=1):
             k, v = self.draw(length, NKV), self.draw(length, NKV)
@@ -185,6 +185,7 @@ def body_kernels() -> None:
     ):
         # One tile turns in attention's own launch, 12 queries of 3 heads in one ahead of it.
         _decode(Pair(seed, (1, 16)[seed % 2], [33, 5, 21], torch.float32), block, num, seed < 2, 1)
+    _decode(Pair(9, 16, [5], torch.float32, window=2), Block.TREE, 3)
     for seed, page_size in ((0, 1), (1, 16)):
         # 2 nodes a level turn in attention's own launch, 12 in one ahead of it.
         _scratch(Pair(seed, page_size, [33, 5], torch.float32), *((2, 3), (12, 2))[seed])

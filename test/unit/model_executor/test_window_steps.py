@@ -38,7 +38,7 @@ def drive(driver: PlanDriver, modes: list[int], num_tokens: int) -> list[DrivenR
     "family,shape",
     [
         ("gpt-oss", (3, 1, 4)),
-        ("gpt-oss", (3, 3, 8)),
+        pytest.param("gpt-oss", (3, 3, 8), marks=pytest.mark.long),
         pytest.param("gpt-oss", None, marks=pytest.mark.long),
         pytest.param("gpt-oss", (2, 4, 16), marks=pytest.mark.long),
         ("mistral-window", (3, 1, 4)),

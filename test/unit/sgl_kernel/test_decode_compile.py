@@ -87,10 +87,10 @@ def test_fits_and_is_pipelined(query_len: int, shape: AttentionShape, info: Devi
 
 @pytest.mark.parametrize("info", DEVICES, ids=lambda info: f"sm_{info.arch}")
 def test_windows_and_sinks_fit(info: DeviceInfo) -> None:
-    for view in (View(4, 4, causal=True, window=128), View(1, 1, causal=True)):
-        made, decode_plan = compiled(GPT_OSS, view, torch.bfloat16, info, sinks=meta(64))
-        config = decode_plan.config
-        assert made.programs_per_sm(config.num_warps) >= config.programs_per_sm, "a step is one wave"
+    view = View(4, 4, causal=True, window=128)
+    made, decode_plan = compiled(GPT_OSS, view, torch.bfloat16, info, sinks=meta(64))
+    config = decode_plan.config
+    assert made.programs_per_sm(config.num_warps) >= config.programs_per_sm, "a step is one wave"
 
 
 @pytest.mark.long

@@ -373,11 +373,6 @@ def test_kimis_gate_and_up_fit(info: DeviceInfo) -> None:
     gate(launches(INT4, KIMI, 8, 4, info)[1], info)
 
 
-@DEVICES
-def test_gpt_oss_fits(info: DeviceInfo) -> None:
-    gate(launches(MXFP4, GPT_OSS, 1, 16, info)[1], info)
-
-
 @pytest.mark.long
 @DEVICES
 @pytest.mark.parametrize("form", [MXFP4, PLAIN], ids=lambda form: form.value)
