@@ -163,7 +163,7 @@ def test_ranks_that_choose_different_kernels_stay_together() -> None:
     group = RankGroup(args, build=build_rank)
     texts(group, 0)
     chosen = [
-        rank.worker._runner._model.linears()[-1]._choices.table.chosen  # type: ignore[attr-defined]
+        rank.worker._runner.model.linears()[-1]._choices.table.chosen  # type: ignore[attr-defined]
         for rank in group.ranks
     ]
     assert chosen[0].keys() == chosen[1].keys() and chosen[0]

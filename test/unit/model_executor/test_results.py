@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
+from array import array
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,8 +14,18 @@ from helpers.tiny_executor import tiny_executor
 
 from sglang.srt.model_executor.device_results import DeviceResults, StreamEvent
 from sglang.srt.model_executor.in_process_executor import InProcessExecutor
+from sglang.srt.model_executor.reporting import DeviceReport
 from sglang.srt.model_executor.results import DraftNodes, Executed, HostResults
-from sglang.srt.model_executor.step_plan import StepDrafts, StepKind, StepPlan, StepResult
+from sglang.srt.model_executor.step_plan import (
+    Logprobs,
+    RowReport,
+    RowWish,
+    StepDrafts,
+    StepKind,
+    StepPlan,
+    StepResult,
+    Vectors,
+)
 from sglang.srt.model_executor.worker import Worker
 
 
@@ -67,6 +79,23 @@ def test_on_a_cpu_the_result_is_there_at_once() -> None:
     results.begin()
     result = results.collect(plan_of(1), packed(7, None))()
     assert result.tokens == ((7,),) and result.device_time_s > 0 and result.used_graph is None
+
+
+def test_what_rows_tell_may_be_written_over_too() -> None:
+    gate = threading.Event()
+    gate.set()
+    results, _ = device_results(gate)
+    plan = replace(plan_of(1, 2), wishes=(RowWish(1, True, num_top=1, token_ids=(4,), hidden_from=0),))
+    values, top_ids = torch.tensor([[-1.0, -0.5, -7.0]]), torch.tensor([[9]])
+    hidden = torch.tensor([[0.25, 0.5]])
+    results.begin()
+    report = DeviceReport(values, top_ids, 1, 1, hidden)
+    arrive = results.collect(plan, Executed(torch.tensor([[5, 1, 1], [6, 1, 1]]), report=report))
+    for tensor in (values, top_ids, hidden):
+        tensor.fill_(0)
+    told = Logprobs((-1.0,), ((-0.5,),), ((9,),), ((-7.0,),))
+    vectors = Vectors(array("f", [0.25, 0.5]).tobytes(), 2)
+    assert arrive().reports == (RowReport(1, told, hidden=vectors),)
 
 
 def test_the_output_may_be_written_over_once_it_is_collected() -> None:

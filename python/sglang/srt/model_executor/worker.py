@@ -131,11 +131,12 @@ class Worker:
         return self._with_report(plan, done)
 
     def _with_report(self, plan: StepPlan, executed: Executed) -> Executed:
-        """Launched behind the step, only where the plan wishes it."""
+        """Launched behind the step, only where the plan wishes it. Nobody else reads the trace, and whoever
+        waits for the result would keep it."""
         if not plan.wishes:
-            return executed
+            return executed if executed.trace is None else replace(executed, trace=None)
         assert executed.trace is not None
-        return replace(executed, report=self._reporter.report(plan, executed.trace))
+        return replace(executed, trace=None, report=self._reporter.report(plan, executed.trace))
 
     def _check(self, plan: StepPlan) -> None:
         """Broken plans are faults of the planner: die loudly rather than index something else."""
