@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -123,3 +123,16 @@ def test_lacking_scales_are_named(tmp_path: Path) -> None:
     del stored["model.layers.1.mlp.experts.down_proj_scales"]
     with pytest.raises(WeightError, match="missing: model.layers.1.mlp.experts.down_proj_scales"):
         load_target(write_folder(tmp_path, FIELDS | QUANTISED, stored), torch.float32)
+
+
+@pytest.mark.parametrize("by_kernels", [False, True])
+def test_dummy_weights_are_packed_likewise(tmp_path: Path, by_kernels: bool) -> None:
+    stored, _ = packed()
+    folder = write_folder(tmp_path, FIELDS | QUANTISED, stored)
+    with kernels() if by_kernels else nullcontext():
+        model = load_target(folder, torch.float32, "dummy")
+    assert isinstance(model.layers[1], DenseLayer)
+    if by_kernels:
+        assert experts_of(model.layers[1].mlp).down.format is Format.MXFP4
+    logits = Driver(model, 16, torch.float32).prefill(torch.arange(40))
+    assert torch.isfinite(logits).all() and logits.std() > 0.1

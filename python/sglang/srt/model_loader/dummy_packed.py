@@ -58,7 +58,7 @@ class DummyCheckpoint(DummySource):
         self._schemes: dict[str, WeightScheme | None] = {}
 
     def has(self, name: str) -> bool:
-        return self.config.method == "mxfp4" and fnmatchcase(name, "*.experts.*_blocks")
+        return self.config.method == "mxfp4" and fnmatchcase(name, "*.experts.*_proj_blocks")
 
     def unused(self) -> list[str]:
         return []
