@@ -24,6 +24,7 @@ from sglang.srt.model_executor.step_plan import (
     StepResult,
 )
 from sglang.srt.speculative.controller import CommittedStep
+from sglang.srt.speculative.row_acceptance import Outcomes
 
 
 class Committer:
@@ -53,8 +54,7 @@ class Committer:
         plan = step.plan
         assert result.step_id == plan.step_id and len(result.tokens) == plan.num_rows == len(result.faults)
         self._stats.step_committed(now, result.device_time_s, result.used_graph)
-        tells_rows_apart = self._settings.tells_rows_apart
-        tally = DecodeTally(plan.draft_len, self._spec, bool(plan.row_drafts), tells_rows_apart)
+        tally = DecodeTally(plan.draft_len, self._spec, bool(plan.row_drafts))
         reports = {report.row: report for report in result.reports}
         # Faults and tokens are the rows': the decode requests' come first.
         rows = zip(step.decode_requests, result.tokens, result.faults, plan.drafts_of_rows, strict=False)
@@ -89,10 +89,19 @@ class Committer:
                     kv_tokens=step.kv_tokens,
                     device_time_s=result.device_time_s,
                     tallies=tally.by_class(),
-                    outcomes=tally.outcomes,
+                    outcomes=self._outcomes(step, result),
                 )
             )
         self._report(step, tally, num_prefilled)
+
+    def _outcomes(self, step: PlannedStep, result: StepResult) -> Outcomes | None:
+        """What rows did, of requests that have ended too: for whoever tells them apart."""
+        plan = step.plan
+        if not plan.draft_len or not self._settings.tells_rows_apart:
+            return None
+        requests = list(step.decode_requests)
+        correct = [len(tokens) - 1 for tokens in result.tokens]
+        return Outcomes(requests, plan.drafts_of_rows, correct)
 
     def _ended_before(self, request: Request) -> None:
         """It ended while this step was on its way: what the row chose means nothing."""
@@ -104,7 +113,9 @@ class Committer:
         if request.finish is None:
             message = "the model's output was not finite (NaN or infinity) for this request"
             if request.processor is not None:
-                message = "the custom logit processor failed, or left no finite logits: the server's log says why"
+                message = (
+                    "the custom logit processor failed, or left no finite logits: the server's log says why"
+                )
             self._finisher.finish(request, abort_reason(message, INTERNAL_ERROR), keep_prefix=False)
 
     def _commit_decode(
@@ -116,13 +127,14 @@ class Committer:
         report: RowReport | None,
     ) -> None:
         """``drafts``: that its row verified."""
-        rejected = request.max_accepted(drafts) + 1 - len(tokens)
+        most = request.max_accepted(drafts)
+        rejected = most + 1 - len(tokens)
         assert rejected >= 0, f"{len(tokens)} tokens, {drafts} drafts"
         request.kv_committed_len += len(tokens)
         request.kv_len_bound -= rejected
         hit = held_to_grammar(request, tokens, self._stops.check(request, tokens))
         num_kept = hit.num_kept if hit else len(tokens)
-        num_proposed = tally.add(request, num_kept, len(tokens) - 1, drafts)
+        num_proposed = tally.add(request, num_kept, len(tokens) - 1, drafts, most)
         if drafts:
             request.counters.count_speculative(num_kept, len(tokens) - 1, num_proposed)
         else:

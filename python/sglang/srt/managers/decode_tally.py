@@ -3,71 +3,71 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from dataclasses import dataclass
+from typing import Final
 
 from sglang.srt.managers.metrics import DecodeReport
 from sglang.srt.managers.request import Request
 from sglang.srt.model_executor.step_plan import SpecShape
 from sglang.srt.speculative.controller import ClassTally
-from sglang.srt.speculative.row_acceptance import Outcomes
 
 NEW_STEPS: Final = 8
 """So many speculative steps of a request tell of its class where rows have draft lengths of their own: later
 on those that accept much have most of the drafts, and their class would be thought as good as they are."""
 
 
-class _Group(NamedTuple):
+@dataclass(slots=True)
+class _Group:
     """Rows that are counted together."""
 
     draft_class: str
     most: int  # drafts that each could accept
     tells: bool  # of its class
+    counts: list[int]  # [draft_len + 1] rows by drafts accepted
 
 
 class DecodeTally:
-    def __init__(
-        self, draft_len: int, spec: SpecShape | None, is_ragged: bool = False, keeps_rows: bool = False
-    ) -> None:
-        """``is_ragged``: rows have draft lengths of their own; ``keeps_rows``: ``outcomes`` are wanted."""
+    def __init__(self, draft_len: int, spec: SpecShape | None, is_ragged: bool = False) -> None:
+        """``is_ragged``: rows have draft lengths of their own."""
         self.draft_len = draft_len
-        self.outcomes = Outcomes([], [], []) if keeps_rows and draft_len else None
         self._num_drafts = spec.num_nodes(draft_len) - 1 if spec else 0  # in a row's chain or tree
         self._is_ragged = is_ragged
         self.num_rows = 0
         self._num_tokens = 0
         self._num_correct = 0
         self._num_proposed = 0
-        self._groups: dict[_Group, list[int]] = {}  # [draft_len + 1] rows by drafts accepted
+        self._groups: dict[object, _Group] = {}
 
-    def add(self, request: Request, num_kept: int, num_correct: int, drafts: int) -> int:
-        """``drafts``: that the row verified (levels of a tree). Drafts that it could accept are returned."""
+    def add(self, request: Request, num_kept: int, num_correct: int, drafts: int, most: int) -> int:
+        """``drafts``: that the row verified (levels of a tree); ``most``: that it could accept by its cap.
+        Drafts that it could accept (of a tree all of them) are returned.
+        """
         self.num_rows += 1
         self._num_tokens += num_kept
         if not self.draft_len:
             return 0
-        num_drafts = drafts if self._is_ragged else self._num_drafts
-        cap = request.sampling.draft_cap
-        num_proposed = num_drafts if cap is None else min(cap, num_drafts)
+        key: object = request.draft_class
+        tells, num_proposed = True, most
+        if self._is_ragged:
+            tells = request.counters.decode_steps_spec < NEW_STEPS
+            key = (key, most, tells)
+        elif self._num_drafts != drafts:  # a tree
+            cap = request.sampling.draft_cap
+            num_proposed = self._num_drafts if cap is None else min(cap, self._num_drafts)
         self._num_correct += num_correct
         self._num_proposed += num_proposed
-        tells = not self._is_ragged or request.counters.decode_steps_spec < NEW_STEPS
-        most = request.max_accepted(drafts)
-        group = _Group(request.draft_class, most, tells)
-        counts = self._groups.get(group)
-        if counts is None:
-            counts = self._groups[group] = [0] * (self.draft_len + 1)
-        counts[num_correct] += 1
-        if self.outcomes is not None:
-            self.outcomes.rows.append(request)
-            self.outcomes.drafts.append(most)
-            self.outcomes.correct.append(num_correct)
+        group = self._groups.get(key)
+        if group is None:
+            group = _Group(request.draft_class, most, tells, [0] * (self.draft_len + 1))
+            self._groups[key] = group
+        group.counts[num_correct] += 1
         return num_proposed
 
     def report(self) -> DecodeReport:
         proposed, correct = [0] * self.draft_len, [0] * self.draft_len
-        for group, counts in self._groups.items():
-            num_rows = sum(counts)
-            for depth, reached in enumerate(_by_depth(counts)):
+        for group in self._groups.values():
+            num_rows = sum(group.counts)
+            for depth, reached in enumerate(_by_depth(group.counts)):
                 proposed[depth] += num_rows if depth < group.most else 0
                 correct[depth] += reached
         return DecodeReport(
@@ -86,12 +86,12 @@ class DecodeTally:
         have draft lengths of their own, what wasn't tried says nothing.
         """
         found: dict[str, tuple[list[int], list[int]]] = {}
-        for group, counts in self._groups.items():
+        for group in self._groups.values():
             if not group.draft_class or not group.tells:
                 continue
             empty = ([0] * self.draft_len, [0] * self.draft_len)
             proposed, correct = found.setdefault(group.draft_class, empty)
-            came = (sum(counts), *_by_depth(counts))
+            came = (sum(group.counts), *_by_depth(group.counts))
             for depth in range(self.draft_len):
                 correct[depth] += came[depth + 1]
                 if not self._is_ragged:

@@ -29,9 +29,9 @@ class Sharing:
         ranks += 1
         if due is not None:
             ranks[due, 0] = 0
-        order = np.argsort(ranks, axis=None, kind="stable")  # [R * K]
-        self._rows, self._depths = np.divmod(order, reached.shape[1])
-        self._chances = reached.ravel().take(order)
+        self._order = ranks.ravel().argsort(kind="stable")  # [R * K]
+        self._depths = self._order % reached.shape[1]
+        self._chances = reached.ravel().take(self._order)
         self._gained: dict[
             int, np.ndarray
         ] = {}  # by the longest draft: [drafts] accepted with 1, 2, … drafts
@@ -53,5 +53,5 @@ class Sharing:
     def drafts(self, longest: int, num_drafts: int) -> tuple[int, ...]:
         """[R] that many drafts, given out."""
         assert num_drafts <= len(self._reached) * longest, "more drafts than rows can take"
-        rows = self._rows[self._depths < longest][:num_drafts]
+        rows = self._order[self._depths < longest][:num_drafts] // self._reached.shape[1]
         return tuple(np.bincount(rows, minlength=len(self._reached)).tolist())

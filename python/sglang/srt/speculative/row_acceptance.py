@@ -22,6 +22,8 @@ KEPT: Final = 0.99  # of what was seen, a step
 UNTRIED_STEPS: Final = 64  # after so many without a draft a row is due for one
 DUE_SHARE: Final = 16  # at most one row in so many is given a draft for that reason
 
+_KEPT_AFTER: Final = KEPT ** np.arange(1024)  # [steps]; after more of them next to nothing is left
+
 Parts = Callable[[str], Sequence[float]]
 """A class's chances of drafts 1, 2, … where those before were accepted."""
 
@@ -48,9 +50,9 @@ class DraftRow(Protocol):
 class Outcomes:
     """Rows of a speculative step, one entry each."""
 
-    rows: list[DraftRow]
-    drafts: list[int]  # that it could accept
-    correct: list[int]  # that it did
+    rows: Sequence[DraftRow]  # a list: it is compared with those of other steps
+    drafts: Sequence[int]  # that it verified
+    correct: Sequence[int]  # that it accepted; -1: its logits were broken at once
 
 
 class RowAcceptance:
@@ -60,11 +62,10 @@ class RowAcceptance:
         self._now = 0
         self._names: dict[str, int] = {}  # class -> index
         self._owner = np.full(size, -1, np.int64)  # [slots] arrival of the request that the rest is about
-        self._class = np.full(size, -1, np.int64)  # [slots] -1: not known yet
+        self._class = np.zeros(size, np.int64)  # [slots] index of its name
         self._cap = np.zeros(size, np.int64)  # [slots] most drafts, at most num_steps
-        # [slots, 2] first drafts and deeper ones, decayed up to ``seen``.
-        self._tried = np.zeros((size, 2))
-        self._accepted = np.zeros((size, 2))
+        # [slots, 4] first and deeper drafts that were tried, then those accepted; decayed up to ``_seen``
+        self._counts = np.zeros((size, 4))
         self._seen = np.zeros(size, np.int64)  # [slots] step of the last draft
         self._last: tuple[list[int], list[DraftRow]] = ([], [])
         self._last_slots = np.zeros(0, np.int64)
@@ -76,17 +77,11 @@ class RowAcceptance:
     def sharing(self, rows: Sequence[DraftRow], parts: Parts) -> Sharing:
         """What these rows are expected to accept, for a step of all of them."""
         slots = self._slots_of(rows)
-        classes = self._class.take(slots)  # [R]
-        if classes.min() < 0:
-            for index in np.flatnonzero(classes < 0).tolist():
-                self._classify(rows[index])
-            classes = self._class.take(slots)
         priors = np.array([_first_and_deeper(parts(name)) for name in self._names])  # [classes, 2]
-        kept = KEPT ** (self._now - self._seen.take(slots))  # [R]
-        tried, accepted = self._tried.take(slots, axis=0), self._accepted.take(slots, axis=0)  # [R, 2]
-        accepted *= kept[:, None]
-        accepted += (PRIOR_DRAFTS * priors).take(classes, axis=0)
-        tried *= kept[:, None]
+        seen = self._counts.take(slots, axis=0)  # [R, 4]
+        seen *= self._kept_since_seen(slots)
+        tried, accepted = seen[:, :2], seen[:, 2:]
+        accepted += (PRIOR_DRAFTS * priors).take(self._class.take(slots), axis=0)
         tried += PRIOR_DRAFTS
         accepted /= tried  # chances of a first draft, of a deeper one
         reached = np.empty((len(rows), self._num_steps))
@@ -103,18 +98,22 @@ class RowAcceptance:
         if not outcomes.rows:
             return
         slots = self._slots_of(outcomes.rows)
-        drafts, correct = np.array([outcomes.drafts, outcomes.correct], np.int64)  # [R] each
-        had = drafts > 0
+        correct = np.array(outcomes.correct, np.int64)  # [R]
+        drafts = np.minimum(np.array(outcomes.drafts, np.int64), self._cap.take(slots))  # [R] it could accept
+        had = (drafts > 0) & (correct >= 0)
         if not had.all():
             slots, drafts, correct = slots[had], drafts[had], correct[had]
-        kept = KEPT ** (self._now - self._seen.take(slots))[:, None]  # [R, 1]
-        accepted = np.stack((np.minimum(correct, 1), correct), axis=1)  # [R, 2] first, then all
-        accepted[:, 1] -= accepted[:, 0]
-        tried = np.ones_like(accepted)
-        np.minimum(correct, drafts - 1, out=tried[:, 1])
-        for kept_counts, new in ((self._tried, tried), (self._accepted, accepted)):
-            kept_counts[slots] = kept_counts.take(slots, axis=0) * kept + new
+        new = np.ones((len(slots), 4))
+        np.minimum(correct, drafts - 1, out=new[:, 1], casting="unsafe")
+        np.minimum(correct, 1, out=new[:, 2], casting="unsafe")
+        np.subtract(correct, new[:, 2], out=new[:, 3])
+        new += self._counts.take(slots, axis=0) * self._kept_since_seen(slots)
+        self._counts[slots] = new
         self._seen[slots] = self._now
+
+    def _kept_since_seen(self, slots: np.ndarray) -> np.ndarray:
+        """[R, 1]"""
+        return _KEPT_AFTER.take(self._now - self._seen.take(slots), mode="clip")[:, None]
 
     def _slots_of(self, rows: Sequence[DraftRow]) -> np.ndarray:
         """[R]; who had these slots before is forgotten. Mostly the rows are those of the last step."""
@@ -122,27 +121,26 @@ class RowAcceptance:
         if (slots, rows) != self._last:
             self._last = (slots, list(rows))
             self._last_slots = np.array(slots, np.int64)
-            self._begin(self._last_slots, np.array([row.arrival for row in rows], np.int64))
+            self._begin(self._last_slots, rows)
         return self._last_slots
 
-    def _begin(self, slots: np.ndarray, owners: np.ndarray) -> None:
+    def _begin(self, slots: np.ndarray, rows: Sequence[DraftRow]) -> None:
         """What is new is due at once."""
-        others = self._owner[slots] != owners
-        if others.any():
-            fresh = slots[others]
-            self._owner[fresh] = owners[others]
-            self._class[fresh] = -1
-            self._tried[fresh] = self._accepted[fresh] = 0.0
-            self._seen[fresh] = self._now - UNTRIED_STEPS
+        arrivals = np.array([row.arrival for row in rows], np.int64)
+        for index in np.flatnonzero(self._owner[slots] != arrivals).tolist():
+            row, slot, cap = rows[index], slots[index], rows[index].draft_cap
+            self._owner[slot] = row.arrival
+            self._class[slot] = self._names.setdefault(row.draft_class, len(self._names))
+            self._cap[slot] = self._num_steps if cap is None else min(cap, self._num_steps)
+            self._counts[slot] = 0.0
+            self._seen[slot] = self._now - UNTRIED_STEPS
 
-    def _classify(self, row: DraftRow) -> None:
-        cap = row.draft_cap
-        self._class[row.slot] = self._names.setdefault(row.draft_class, len(self._names))
-        self._cap[row.slot] = self._num_steps if cap is None else min(cap, self._num_steps)
-
-    def _due(self, slots: np.ndarray, caps: np.ndarray) -> np.ndarray:
+    def _due(self, slots: np.ndarray, caps: np.ndarray) -> np.ndarray | None:
         """[R] bool. Of too many the first; the others are due next time."""
-        due = (self._seen.take(slots) <= self._now - UNTRIED_STEPS) & (caps > 0)
+        seen, last = self._seen.take(slots), self._now - UNTRIED_STEPS
+        if seen.min() > last:
+            return None
+        due = (seen <= last) & (caps > 0)
         most = max(1, len(slots) // DUE_SHARE)
         if np.count_nonzero(due) > most:
             due[np.flatnonzero(due)[most:]] = False
