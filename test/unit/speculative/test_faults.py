@@ -63,7 +63,7 @@ def test_a_draft_that_breaks_the_target_is_only_rejected(shape: tuple[int, int, 
     driver.generate([driver.add(p, WARM) for p in prompts], 20, shape[0])
     rejected = sorted(drafted - {token for ids in (*prompts, *expected) for token in ids})
     assert rejected
-    model = driver.executor.worker._runner._model
+    model = driver.executor.worker._runner.model
     model.embed.weight[rejected] = math.nan
     requests = [driver.add(p, WARM) for p in prompts]
     assert driver.generate(requests, 20, shape[0]) == expected
@@ -76,7 +76,7 @@ def test_tokens_before_a_fault_are_those_of_plain_steps(shape: tuple[int, int, i
     driver = PlanDriver(tiny_executor(shape))
     prompt, num_together = [5, 9, 200], 0
     expected = driver.generate([driver.add(prompt, WARM)], 20)[0]
-    weight = driver.executor.worker._runner._model.embed.weight
+    weight = driver.executor.worker._runner.model.embed.weight
     for token in sorted(set(expected[1:]) - {expected[0], *prompt}):
         row = weight[token].clone()
         weight[token] = math.nan
