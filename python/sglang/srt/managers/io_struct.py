@@ -133,7 +133,6 @@ class TokenOutput(msgspec.Struct, frozen=True, gc=False):
     finish: FinishReason | None = None
     stop_trim: str | None = None  # matched stop string, to be cut from the text (with what follows)
     skip_special_tokens: bool = True
-    spaces_between_special_tokens: bool = True
     # Stop strings the request was given; empty with no_stop_trim. The detokenizer holds back a tail
     # of the text that may turn out to begin one of them.
     stop: tuple[str, ...] = ()

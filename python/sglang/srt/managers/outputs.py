@@ -28,7 +28,6 @@ class OutputQueue:
                 finish=request.finish,
                 stop_trim=request.stop_trim,
                 skip_special_tokens=params.skip_special_tokens,
-                spaces_between_special_tokens=params.spaces_between_special_tokens,
                 stop=() if params.no_stop_trim else params.stop,
                 no_stop_trim=params.no_stop_trim,
                 report=None if request.report is None else request.report.take(),

@@ -69,7 +69,7 @@ class SamplingParams:
     n: int = 1
     ignore_eos: bool = False
     skip_special_tokens: bool = True
-    spaces_between_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True  # of decoders that put blanks there: none here does
     no_stop_trim: bool = False
     stream_interval: int | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
