@@ -377,12 +377,15 @@ def test_the_document_shows_what_the_commands_print() -> None:
     shown = (ROOT / "docs/policy_regret.md").read_text().splitlines()
     data = ROOT / "docs/data/h200"
     regrets = [json.loads(text) for text in (data / "policy_regret.jsonl").read_text().splitlines()]
+    own = [json.loads(text) for text in (data / "ragged_regret.jsonl").read_text().splitlines()]
     gains = [json.loads(text) for text in (data / "ragged_gain.jsonl").read_text().splitlines()]
     table = AutoTable.from_json((data / "auto_table.json").read_text()).table
     printed = [
         *tables.markdown(regrets),
+        *tables.markdown(own),
         *ragged.markdown(gains),
         *best_lengths.markdown(table, [1.3, 1.5, 2.0, 2.5], [1024, 16384]),
     ]
     assert [text for text in printed if text not in shown] == []
     assert {line["trace"] for line in regrets} == set(RECIPES)
+    assert {line["policy"] for line in own} == {"auto", simulate.OWN}
