@@ -1,4 +1,4 @@
-"""Drafts out of a row's own text: the reference against the CPU server's; kernels are in ``test_speculation``."""
+"""Drafts out of a row's own text: the reference against the CPU server's (kernels: ``test_speculation``)."""
 
 from __future__ import annotations
 
