@@ -113,7 +113,8 @@ async def measure(
     p50, p99 = np.percentile(ages, [50, 99]) * 1000
     cores = {name: (theirs_after[name] - used) / took for name, used in theirs.items()}
     return Figures(
-        streams, streams * rate, tokens / took, chunks / took, p50, p99, ages.max() * 1000, size / took,
+        streams, streams * rate, tokens / took, chunks / took, float(p50), float(p99),
+        float(ages.max()) * 1000, size / took,
         (own_after - own) / took, cores,
     )  # fmt: skip
 
