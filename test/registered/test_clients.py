@@ -75,6 +75,21 @@ class TestClients(ServerTestCase):
         said = f"<user>Hello\n<assistant>{whole.output_text}\n<user>More\n<assistant>"
         self.assertEqual(more.usage.input_tokens, len(said.encode()))
 
+    def test_responses_with_logprobs(self) -> None:
+        asked: Any = {"model": "m", "input": "Hello", "max_output_tokens": 9, "temperature": 0}
+        asked |= {"extra_body": ENDLESS, "include": ["message.output_text.logprobs"], "top_logprobs": 2}
+        part: Any = self.openai.responses.create(**asked).output[0].content[0]
+        text = b"".join(bytes(entry.bytes) for entry in part.logprobs).decode(errors="replace")
+        self.assertEqual((len(part.logprobs), text), (9, part.text))
+        for entry in part.logprobs:
+            self.assertEqual(entry.top_logprobs[0].logprob, entry.logprob)  # greedy
+            self.assertEqual(len(entry.top_logprobs), 2)
+        streamed = [e for e in self.openai.responses.create(**asked, stream=True) if hasattr(e, "logprobs")]
+        *deltas, done = streamed
+        told = [entry.logprob for event in deltas for entry in event.logprobs]
+        self.assertEqual(told, [entry.logprob for entry in part.logprobs])
+        self.assertEqual([entry.logprob for entry in done.logprobs], told)
+
     def test_responses_in_the_background(self) -> None:
         asked: Any = {"model": "m", "input": "Hello", "background": True, "extra_body": ENDLESS}
         begun = self.openai.responses.create(**asked)

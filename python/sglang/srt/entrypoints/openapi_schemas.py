@@ -147,6 +147,34 @@ _CHAT: Final[dict[str, Schema]] = {
     "messages": {"type": "array", "items": {"anyOf": [_SAID, _REPLIED]}},
     "tools": _TOOLS,
 }
+_ITEM: Final = {
+    "anyOf": [
+        _object(
+            ("role", "content"), role={"enum": ["user", "assistant", "system", "developer"]}, content=_TEXT
+        ),
+        _object(
+            ("type", "call_id", "name", "arguments"),
+            type={"const": "function_call"},
+            call_id=_TEXT,
+            name=_NAME,
+            arguments=_TEXT,
+        ),
+        _object(
+            ("type", "call_id", "output"), type={"const": "function_call_output"}, call_id=_TEXT, output=_TEXT
+        ),
+    ]
+}
+_FUNCTION: Final = _object(
+    ("type", "name"),
+    type={"const": "function"},
+    name=_NAME,
+    description=_TEXT,
+    parameters={"type": "object"},
+)
+_RESPONSES: Final[dict[str, Schema]] = {
+    "input": {"anyOf": [_TEXT, {"type": "array", "items": _ITEM, "minItems": 1}]},
+    "tools": {"type": "array", "items": _FUNCTION},
+}
 _BLOCK: Final = {"anyOf": [_PART, _object(("type",), type={"enum": ["tool_use", "tool_result", "thinking"]})]}
 _TURN: Final = _object(
     ("role", "content"),
@@ -162,6 +190,7 @@ _OWN_FORMS: Final[Mapping[str, dict[str, Schema]]] = {
     "CompletionBody": _COMPLETION,
     "MessagesBody": _ANTHROPIC,
     "PromptBody": _ANTHROPIC,
+    "ResponsesBody": _RESPONSES,
 }
 
 _GENERATE: Final = _object(

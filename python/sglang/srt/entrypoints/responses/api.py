@@ -23,6 +23,7 @@ from sglang.srt.entrypoints.bodies import validated
 from sglang.srt.entrypoints.context import ServerContext, new_rid
 from sglang.srt.entrypoints.error_shapes import nested_error
 from sglang.srt.entrypoints.openai.chat import prepare_chat
+from sglang.srt.entrypoints.openai.logprobs import chat_logprobs
 from sglang.srt.entrypoints.openai.reply_format import reasoning_tokens
 from sglang.srt.entrypoints.responses.body import ResponsesBody
 from sglang.srt.entrypoints.responses.items import Event
@@ -136,11 +137,15 @@ class _Desk:
         def count_reasoning(sample: Sample) -> int:
             return reasoning_tokens(sample, form, self._manager.tokenizer)
 
+        def logprobs(sample: Sample, begin: int) -> list[Item]:
+            shown = chat_logprobs(sample, begin, len(sample.output_ids), self._manager.tokenizer)
+            content: list[Item] = [] if shown is None else shown["content"]
+            return content
+
         background = bool(body.background)
         given = self._given(body, request)
-        return request, Asked(
-            rid, given, talk, form, count_reasoning, background and bool(body.stream), background
-        )
+        keeps_events = background and bool(body.stream)
+        return request, Asked(rid, given, talk, form, count_reasoning, logprobs, keeps_events, background)
 
     def _talk_before(self, body: ResponsesBody) -> list[Item]:
         if body.previous_response_id is None:
@@ -176,7 +181,7 @@ class _Desk:
             "background": bool(body.background),
             "truncation": "disabled",
             "service_tier": "default",
-            "top_logprobs": 0,
+            "top_logprobs": body.top_logprobs or 0,
             **body.echoed(),
             "metadata": body.echoed()["metadata"] or {},
         }

@@ -25,10 +25,10 @@ _PASSED: Final = (  # SGLang's: what chat completions have
 _ONE_VALUE: Final[Mapping[str, tuple[Any, ...]]] = {
     "truncation": ("disabled",),
     "service_tier": ("auto", "default"),
-    "top_logprobs": (0,),
-    "include": ([], ["reasoning.encrypted_content"]),  # reasoning comes as it is, and goes back so
     "stream_options": ({}, {"include_obfuscation": False}),
 }
+_LOGPROBS: Final = "message.output_text.logprobs"
+_INCLUDABLE: Final = (_LOGPROBS, "reasoning.encrypted_content")  # reasoning comes as it is, and goes back so
 _EFFORTS: Final = ("effort", "summary", "generate_summary")
 
 
@@ -46,6 +46,8 @@ class ResponsesBody(BaseModel):
     parallel_tool_calls: bool | None = None
     text: Item | None = None
     reasoning: Item | None = None
+    include: Annotated[list[str], Field(fail_fast=True)] | None = None
+    top_logprobs: int | None = None
     previous_response_id: str | None = None
     store: bool | None = None
     background: bool | None = None
@@ -68,6 +70,11 @@ class ResponsesBody(BaseModel):
         unknown = sorted(set(extra) - {*_ECHOED, *_PASSED, *_ONE_VALUE})
         if unknown:
             raise RequestError(f"{', '.join(unknown)}: not supported by this server; leave it out")
+        for name in self.include or ():
+            if name not in _INCLUDABLE:
+                raise RequestError(
+                    f"include may have {' and '.join(_INCLUDABLE)} on this server; got {name!r}"
+                )
         if self.background and self.store is False:
             raise RequestError("background needs store: a response that is not kept can't be asked for")
 
@@ -91,6 +98,8 @@ class ResponsesBody(BaseModel):
             "stream": bool(self.stream or self.background),
             "rid": rid,
             "response_format": _format(self.text or {}),
+            "logprobs": bool(self.top_logprobs) or _LOGPROBS in (self.include or ()),
+            "top_logprobs": self.top_logprobs,
             "parallel_tool_calls": self.parallel_tool_calls is not False,
             **_effort(self.reasoning or {}),
             **self._tool_fields(),

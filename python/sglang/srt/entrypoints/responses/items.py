@@ -21,12 +21,14 @@ class OutputItems:
         self._open: Item | None = None
         self._kind: type[ReplyEvent] | None = None
         self._pieces: list[str] = []
+        self._logprobs: list[Item] = []
 
     def items(self) -> list[Item]:
         """Of the one that is open, what there is of it."""
-        return self._done if self._open is None else [*self._done, _with_text(self._open, self._text())]
+        return self._done if self._open is None else [*self._done, self._so_far(self._open)]
 
-    def add(self, event: ReplyEvent) -> list[Event]:
+    def add(self, event: ReplyEvent, logprobs: list[Item]) -> list[Event]:
+        """``logprobs``: of the tokens that ``event`` is made of, if it is text and they were asked for."""
         made: list[Event] = []
         if isinstance(event, CallStart) or (
             not isinstance(event, CallArguments) and self._kind is not type(event)
@@ -34,9 +36,9 @@ class OutputItems:
             made = [*self.close("completed"), *self._begin(event)]
         if not isinstance(event, CallStart):
             self._pieces.append(event.text)
-            made.append(
-                self._told(f"{_TEXTS[type(event)]}.delta", delta=event.text, **_logprobs(type(event)))
-            )
+            beside = {"logprobs": logprobs} if isinstance(event, Text) else {}
+            self._logprobs += logprobs
+            made.append(self._told(f"{_TEXTS[type(event)]}.delta", delta=event.text, **beside))
         return made
 
     def close(self, status: str) -> list[Event]:
@@ -44,17 +46,18 @@ class OutputItems:
         if self._open is None or self._kind is None:
             return []
         item, text = self._open, self._text()
-        closed = _with_text(item, text) | {"status": status}
+        closed = self._so_far(item) | {"status": status}
         made: list[Event] = []
         if item["type"] == "function_call":
             arguments = {"arguments": text, "name": item["name"]}
             made.append(self._told("function_call_arguments.done", **arguments))
         else:
-            made.append(self._told(f"{_TEXTS[self._kind]}.done", text=text, **_logprobs(self._kind)))
+            beside = {"logprobs": self._logprobs} if self._kind is Text else {}
+            made.append(self._told(f"{_TEXTS[self._kind]}.done", text=text, **beside))
             made.append(self._told("content_part.done", part=closed["content"][0]))
         index = len(self._done)
         self._done.append(closed)
-        self._open, self._kind, self._pieces = None, None, []
+        self._open, self._kind, self._pieces, self._logprobs = None, None, [], []
         return [*made, {"type": "response.output_item.done", "output_index": index, "item": closed}]
 
     def _begin(self, event: ReplyEvent) -> list[Event]:
@@ -64,7 +67,7 @@ class OutputItems:
             {"type": "response.output_item.added", "output_index": len(self._done), "item": dict(item)}
         ]
         if item["type"] != "function_call":
-            made.append(self._told("content_part.added", part=_part(item, "")))
+            made.append(self._told("content_part.added", part=_part(item, "", [])))
         return made
 
     def _told(self, kind: str, **fields: Any) -> Event:
@@ -73,6 +76,11 @@ class OutputItems:
         if self._open["type"] != "function_call":
             place["content_index"] = 0
         return {"type": f"response.{kind}", **place, **fields}
+
+    def _so_far(self, item: Item) -> Item:
+        if item["type"] == "function_call":
+            return item | {"arguments": self._text()}
+        return item | {"content": [_part(item, self._text(), list(self._logprobs))]}
 
     def _text(self) -> str:
         return "".join(self._pieces)
@@ -83,10 +91,6 @@ _TEXTS: dict[type[ReplyEvent], str] = {
     Reasoning: "reasoning_text",
     CallArguments: "function_call_arguments",
 }
-
-
-def _logprobs(kind: type[ReplyEvent]) -> dict[str, Any]:
-    return {"logprobs": []} if kind is Text else {}
 
 
 def _new_item(event: ReplyEvent) -> Item:
@@ -101,13 +105,7 @@ def _new_item(event: ReplyEvent) -> Item:
     return {"id": f"msg_{number}", "type": "message", **said}
 
 
-def _with_text(item: Item, text: str) -> Item:
-    return item | (
-        {"arguments": text} if item["type"] == "function_call" else {"content": [_part(item, text)]}
-    )
-
-
-def _part(item: Item, text: str) -> Item:
+def _part(item: Item, text: str, logprobs: list[Item]) -> Item:
     if item["type"] == "reasoning":
         return {"type": "reasoning_text", "text": text}
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}

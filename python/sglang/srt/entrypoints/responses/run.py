@@ -14,8 +14,10 @@ import msgspec
 from sglang.srt.entrypoints.answering import error_message, raise_if_failed
 from sglang.srt.entrypoints.responses.items import Event, OutputItems
 from sglang.srt.entrypoints.responses.talk import Item
+from sglang.srt.function_call.events import Text
 from sglang.srt.managers.text_request import Group, RequestError, Sample
-from sglang.srt.parser.reply import ReplyFormat
+from sglang.srt.parser.reasoning import Reasoning
+from sglang.srt.parser.reply import ReplyEvent, ReplyFormat
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +34,7 @@ class Asked:
     talk: Sequence[Item]  # all items before the reply
     form: ReplyFormat
     count_reasoning: Callable[[Sample], int]
+    logprobs: Callable[[Sample, int], list[Item]]  # of a reply's tokens from the given one on; none: no wish
     keeps_events: bool  # a stream that clients may come back to
     in_background: bool
 
@@ -49,6 +52,7 @@ class ResponseRun:
         self._created_ts = int(time.time())
         self._fields: Item = {"completed_at": None, "error": None, "incomplete_details": None, "usage": None}
         self._num_events = 0
+        self._num_told = 0  # tokens whose log-probabilities were told, or have no place
 
     @property
     def has_ended(self) -> bool:
@@ -88,11 +92,21 @@ class ResponseRun:
             if sample.finish is not None:
                 parts += parser.finish()
             for part in parts:
-                for told in self._items.add(part):
+                for told in self._items.add(part, self._logprobs(sample, part)):
                     yield self._numbered(told)
             if sample.finish is not None:
                 for told in self._end(sample):
                     yield told
+
+    def _logprobs(self, sample: Sample, part: ReplyEvent) -> list[Item]:
+        """Of the tokens that have come since the last part that was text; those of calls are left out."""
+        begin, wished = self._num_told, sample.request.wish is not None
+        if not wished or isinstance(part, Reasoning):
+            return []
+        self._num_told = len(sample.output_ids)
+        if not isinstance(part, Text):
+            return []
+        return self.asked.logprobs(sample, max(begin, self.asked.count_reasoning(sample)))
 
     async def in_background(self, group: Group) -> None:
         try:
