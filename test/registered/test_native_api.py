@@ -118,6 +118,27 @@ class TestNativeApi(ServerTestCase):
         for value, other in zip(last, whole["output_token_logprobs"], strict=True):
             self.assertAlmostEqual(value, other[0], places=4)
 
+    def test_bad_words_do_not_come(self) -> None:
+        """And what comes instead is the same whatever is drafted."""
+        letters = {**GREEDY, "logit_bias": {str(i): -100.0 for i in range(256) if not 97 <= i <= 122}}
+        free = self.generate(text="bad", sampling_params=letters)["text"]
+        words = sorted({free[at : at + 2] for at in range(3, 20, 3)})
+        texts = [
+            self.generate(text="bad", sampling_params={**letters, "bad_words": words, **more})["text"]
+            for more in ({}, {"speculative_draft_len": 0}, {"speculative_draft_len": 1})
+        ]
+        self.assertEqual(texts, [texts[0]] * 3)
+        self.assertFalse(any(word in texts[0] for word in words))
+
+    def test_salts_keep_prefixes_apart(self) -> None:
+        def cached(**fields: Any) -> int:
+            found = self.generate(text="salted " * 20, sampling_params={"max_new_tokens": 1}, **fields)
+            return int(found["meta_info"]["cached_tokens"])
+
+        salts: list[dict[str, Any]] = [{"cache_salt": "a"}, {"extra_key": "a"}, {"cache_salt": "b"}]
+        self.assertEqual([cached(**salt) for salt in salts], [0, 0, 0])
+        self.assertTrue(all(cached(**salt) > 100 for salt in salts))
+
     def test_errors_name_the_problem(self) -> None:
         cases: list[tuple[dict[str, Any], str]] = [
             ({}, "text or input_ids"),

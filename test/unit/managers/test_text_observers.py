@@ -8,6 +8,7 @@ import logging
 import threading
 import time
 from concurrent import futures
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -306,3 +307,21 @@ def test_traces_without_the_packages(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_values_that_can_not_be(line: str, words: str) -> None:
     with pytest.raises(ServerArgsError, match=words):
         resolved(*line.split())
+
+
+def test_a_request_without_logs_is_in_no_log_and_no_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    sample = make_sample()
+    sample.request = replace(sample.request, no_logs=True)
+    dump = CrashDump(tmp_path)
+    for observer in (RequestLog(True, 3), TimeStatsLog(), RequestFile(tmp_path), dump):
+        observer.received(sample)
+    running = json.dumps(dump.content("why", {}))
+    end(sample)
+    for observer in (RequestLog(True, 3), TimeStatsLog(), RequestFile(tmp_path), dump):
+        observer.ended(sample)
+    assert not caplog.records and not list(tmp_path.iterdir())
+    for content in (running, json.dumps(dump.content("why", {}))):
+        assert "r1" in content and SECRET[:10] not in content and "an answer" not in content

@@ -204,6 +204,7 @@ _GENERATE: Final = _object(
     custom_logit_processor=_several({"type": "string", "pattern": _PROCESSOR}),
     stream=_BOOL,
     log_metrics=_BOOL,
+    no_logs=_BOOL,
     require_reasoning=_BOOL,
     return_prompt_token_ids=_BOOL,
     return_logprob=_several(_BOOL),

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from sglang.srt.managers.text_request import RequestError, TextRequest
 
-SCHEDULING_FIELDS: Final = ("priority", "cache_salt", "extra_key", "custom_logit_processor")
+SCHEDULING_FIELDS: Final = ("priority", "cache_salt", "extra_key", "custom_logit_processor", "no_logs")
 LONGEST_PROCESSOR: Final = 1 << 20
 _LONGEST_SALT: Final = 1024
 _HEX: Final = re.compile("[0-9a-fA-F]+")
@@ -38,12 +38,16 @@ def scheduled(requests: Sequence[TextRequest], body: Mapping[str, Any]) -> list[
     salts, keys = (_for_each(body, name, str, "a string", count) for name in ("cache_salt", "extra_key"))
     priorities = _for_each(body, "priority", int, "an integer", count)
     processors = _for_each(body, "custom_logit_processor", str, "a string", count)
+    no_logs = body.get("no_logs") or False
+    if not isinstance(no_logs, bool):
+        raise RequestError(f"no_logs must be true or false, got {no_logs!r}")
     return [
         replace(
             request,
             cache_salt=cache_salt(salt, key),
             priority=checked_priority(priority),
             processor=checked_processor(processor),
+            no_logs=no_logs,
         )
         for request, salt, key, priority, processor in zip(
             requests, salts, keys, priorities, processors, strict=True
@@ -68,8 +72,8 @@ def checked_processor(text: str | None) -> str | None:
     code = given.get("callable") if isinstance(given, dict) else None
     if not (isinstance(code, str) and _HEX.fullmatch(code)):
         raise RequestError(
-            'custom_logit_processor must be what CustomLogitProcessor.to_str() gives: {"callable": hex digits},'
-            f" of at most {LONGEST_PROCESSOR} characters"
+            "custom_logit_processor must be what CustomLogitProcessor.to_str() gives:"
+            f' {{"callable": hex digits}}, of at most {LONGEST_PROCESSOR} characters'
         )
     return json.dumps({"callable": code})
 

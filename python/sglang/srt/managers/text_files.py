@@ -30,6 +30,8 @@ class RequestFile(EndsOnly):
         self._has_warned = False
 
     def ended(self, sample: Sample) -> None:
+        if sample.request.no_logs:
+            return
         now = sample.finished_ts or time.time()
         line = {"timestamp": now, "request_parameters": parameters_of(sample), **outcome_of(sample)}
         name = time.strftime("sglang-request-metrics-%Y%m%d_%H.log", time.localtime(now))
@@ -91,9 +93,11 @@ class CrashDump(EndsOnly):
 
 
 def _whole(sample: Sample) -> dict[str, Any]:
+    figures = {**outcome_of(sample), "created_ts": sample.created_ts}
+    if sample.request.no_logs:
+        return figures
     return {
-        **outcome_of(sample),
-        "created_ts": sample.created_ts,
+        **figures,
         "prompt": sample.request.prompt,
         "sampling_params": parameters_of(sample),
         "text": sample.text,

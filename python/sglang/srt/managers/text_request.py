@@ -40,6 +40,7 @@ class TextRequest:
     processor: str | None = None  # custom logit processor, as clients send it
     cache_salt: str = ""
     priority: int | None = None  # as the client says it
+    no_logs: bool = False  # nothing of it goes into a log or a file
 
 
 @dataclass(frozen=True, slots=True)

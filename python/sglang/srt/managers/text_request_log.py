@@ -26,7 +26,7 @@ class RequestLog(EndsOnly):
         self.level = level
 
     def received(self, sample: Sample) -> None:
-        if not self.enabled:
+        if not self.enabled or sample.request.no_logs:
             return
         request = sample.request
         line: dict[str, Any] = {
@@ -41,7 +41,7 @@ class RequestLog(EndsOnly):
         logger.info("Receive: %s", json.dumps(line, ensure_ascii=False))
 
     def ended(self, sample: Sample) -> None:
-        if not self.enabled:
+        if not self.enabled or sample.request.no_logs:
             return
         line = outcome_of(sample)
         if self.level >= 2:
@@ -56,6 +56,8 @@ class RequestLog(EndsOnly):
 
 class TimeStatsLog(EndsOnly):
     def ended(self, sample: Sample) -> None:
+        if sample.request.no_logs:
+            return
         times = ", ".join(f"{name}: {1000 * seconds:.2f} ms" for name, seconds in times_of(sample).items())
         stats = sample.stats
         logger.info(
