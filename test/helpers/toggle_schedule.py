@@ -208,6 +208,7 @@ class SmallerExecutor:
         if plan.kind is StepKind.DECODE:
             self._steps["spec" if plan.draft_len else "plain"] += 1
             self._steps["ragged"] += bool(plan.row_drafts)
+            assert not (plan.masked and plan.row_drafts), "the host has a say after every draft"
         return self._executor.launch(plan)
 
     def supply(self, masks: StepMidInput) -> None:

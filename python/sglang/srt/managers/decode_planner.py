@@ -122,8 +122,8 @@ class DecodePlanner:
     def _decide(self, rows: list[Request], bounds: list[int], short: ShortRows) -> Decision:
         prepared = self._settings.prepared_lens(len(rows))
         ragged = self._settings.ragged_sizes(len(rows))
-        if ragged and any(request.constraint is not None for request in rows):
-            ragged = ()  # masks are those of all drafts
+        if ragged and any(request.waits_for_host for request in rows):
+            ragged = ()  # the host has a say in the choice after every draft
         state = AutoInput(
             num_decoding=len(rows),
             class_counts=_class_counts(rows),
