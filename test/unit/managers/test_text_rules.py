@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.chat_desk import ChatDesk
 from helpers.tiny_tokenizer import write_byte_tokenizer, write_merged_tokenizer
 
 from sglang.srt.entrypoints.native_request import parse_call
@@ -87,3 +88,23 @@ def test_names_of_the_budget(given: dict[str, Any], budget: int | None) -> None:
 def test_what_is_no_budget_is_refused(given: dict[str, Any]) -> None:
     with pytest.raises(SamplingParamsError, match="thinking_budget|custom_params"):
         SamplingParams.from_dict(given)
+
+
+def test_fields_of_a_chat_reach_the_scheduler(tmp_path: Path) -> None:
+    desk = ChatDesk(tmp_path, reasoning_parser="kimi_k2", tool_call_parser="kimi_k2")
+    fields = {"thinking_budget": 5, "bad_words": ["ab"], "stop_regex": "a+", "priority": 3, "cache_salt": "u"}
+    desk.chat(["It is.</think>Yes."], **fields)
+    sent = desk.sent[-1]
+    assert sent.rules is not None and sent.rules.thinking is not None
+    assert sent.rules.thinking.budget == 5 and sent.rules.thinking.end == sent.reasoning_end
+    assert desk.tokenizer.decode(list(sent.rules.thinking.end_ids), False) == "</think>"
+    assert {desk.tokenizer.decode(list(word)) for word in sent.rules.bad_words} == {"ab", " ab"}
+    assert (sent.sampling.stop_regex, sent.priority, bool(sent.cache_salt)) == (("a+",), 3, True)
+    ended = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "It is.</think>Ye"}]
+    desk.chat(["s."], messages=ended, continue_final_message=True, thinking_budget=5)
+    assert desk.sent[-1].rules is None
+    assert "priority" in desk.refused(priority="high")
+
+
+def test_a_budget_without_a_parser_is_refused_in_chats(tmp_path: Path) -> None:
+    assert "--reasoning-parser" in ChatDesk(tmp_path).refused(thinking_budget=5)

@@ -21,12 +21,14 @@ from sglang.srt.entrypoints.native_request import parse_call
 from sglang.srt.entrypoints.scheduling_fields import checked_processor
 from sglang.srt.managers.io_struct import GenerateRequest
 from sglang.srt.managers.text_request import RequestError
+from sglang.srt.model_executor.rank_messages import decode_masks, decode_plan, encode
 from sglang.srt.model_executor.step_plan import (
     ProcessorSpec,
     RowEdit,
     SlotAdmission,
     SlotSampling,
     StepDrafts,
+    StepKind,
     StepMidInput,
     StepPlan,
 )
@@ -198,3 +200,13 @@ def test_processors_under_upstreams_names() -> None:
     logits = torch.zeros(1, 4)
     editors.apply([RowEdit(0, 3, 1, (9,), ((),))], logits, {0: 0})
     assert (logits[0] == LOWEST).tolist() == [False, True, True, False]
+
+
+def test_processors_cross_to_other_ranks() -> None:
+    spec = ProcessorSpec(Fickle.to_str(), '{"modulus": 2}', "r")
+    plan = StepPlan(
+        1, StepKind.PREFILL, masked=True, admissions=(SlotAdmission(3, 2, 0, SlotSampling(), processor=spec),)
+    )
+    assert decode_plan(encode(plan)) == plan
+    middle = StepMidInput(1, edits=(RowEdit(0, 3, 2, (1, 2, 9), ((), (7,))),))
+    assert decode_masks(encode(middle)) == middle
