@@ -38,9 +38,12 @@ def unnamed(reply: Reply) -> Reply:
 
 
 PAIRS = [("qwen3", "qwen25"), ("glm45", "glm47"), ("kimi_k2", "kimi_k2"), ("deepseek-r1", "deepseekv3")]
+TAGGED = [("qwen3", "qwen3_coder"), ("deepseek-v3", "deepseekv32")]
 
 
-@pytest.mark.parametrize("reasoning,tools", [*PAIRS, ("deepseek-v3", "deepseekv31"), ("kimi", "llama3")])
+@pytest.mark.parametrize(
+    "reasoning,tools", [*PAIRS, *TAGGED, ("deepseek-v3", "deepseekv31"), ("kimi", "llama3")]
+)
 @settings(max_examples=20, deadline=None)
 @given(
     thought=THOUGHTS,
