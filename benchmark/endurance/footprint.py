@@ -1,23 +1,23 @@
 """What a server holds: memory and descriptors of its processes, requests, KV places; is it flat?"""
 
 import statistics
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import httpx
 import psutil
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "http_streaming"))
+from server_cpu import process_name
+
 MEMORY_PART: Final = 0.03  # growth of a process's memory that is no leak,
 MEMORY_BYTES: Final = 8 << 20  # and so much beside it: allocators don't give everything back
 DESCRIPTORS: Final = 4  # a probe's own connection, a log that was opened
 _MIB: Final = 1 << 20
-_NAMES: Final = (
-    ("scheduler", "scheduler"),
-    ("detokenizer", "detokenizer"),
-    ("http_worker", "http worker"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,7 @@ def look(pid: int, began: float) -> Footprint:
     found: dict[str, ProcessUse] = {}
     parent = psutil.Process(pid)
     for process in (parent, *parent.children(recursive=True)):
-        words = " ".join(process.cmdline())
-        name = next((name for part, name in _NAMES if part in words), "http")
+        name = process_name(process)
         name = name if name not in found else f"{name} {sum(n.startswith(name) for n in found) + 1}"
         found[name] = ProcessUse(process.memory_info().rss, process.num_fds(), process.num_threads())
     return Footprint(time.monotonic() - began, found)

@@ -15,6 +15,8 @@ from helpers.server import Server, read_events
 from helpers.tiny_models import write_tiny_llama
 from helpers.tiny_tokenizer import write_byte_tokenizer
 
+pytestmark = pytest.mark.long  # five processes: routes and ids are also in test_http_worker_routes.py
+
 HEARD_S = 2.0
 FLAGS = ["--tokenizer-worker-num", "2", "--enable-metrics", "--max-running-requests", "8"]
 ENDLESS = {"max_new_tokens": 3000, "ignore_eos": True, "temperature": 0}
@@ -29,9 +31,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def start(model: Path, *flags: str) -> Server:
     environ = {"FAULTY_PAGES": "20000"}
-    return Server(
-        "--model-path", str(model), *FLAGS, *flags, module="helpers.faulty_server", environ=environ
-    )
+    return Server("--model-path", str(model), *FLAGS, *flags, module="helpers.faulty_server", environ=environ)
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +145,6 @@ def test_a_worker_that_is_killed_takes_the_server_down_and_clients_hear(server: 
     assert server.leftovers() == []
 
 
-@pytest.mark.long
 def test_sigterm_lets_requests_end_in_every_worker(model: Path) -> None:
     server = start(model, "--drain-timeout", "20").wait_ready()
     try:
@@ -159,7 +158,6 @@ def test_sigterm_lets_requests_end_in_every_worker(model: Path) -> None:
         server.stop()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("how", ["SIGINT", "RAISE", "scheduler killed", "launcher killed"])
 def test_every_end_is_heard_of_by_all(model: Path, how: str) -> None:
     server = start(model).wait_ready()

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmark" / "endurance"))
@@ -27,6 +27,7 @@ def samples(bytes_a_second: float, descriptors_a_minute: float) -> list[Footprin
     ]
 
 
+@settings(max_examples=40)
 @given(st.floats(-1e5, 1e6), st.floats(0, 30))
 def test_growth_is_seen_and_nothing_else(memory: float, descriptors: float) -> None:
     between = 600 - 150 - 5  # seconds from the middle of the first window to that of the last
@@ -43,6 +44,7 @@ def test_a_process_is_looked_at() -> None:
     assert use.resident_bytes > MEMORY_BYTES and use.descriptors > 2 and use.threads >= 1
 
 
+@settings(max_examples=40)
 @given(st.floats(0.9, 1.1), st.integers(1, 5))
 def test_drift_is_told_prompt_by_prompt(change: float, more: int) -> None:
     """Another mix of prompts in the two windows is no drift."""
@@ -63,6 +65,7 @@ def test_nothing_to_compare_is_no_success() -> None:
     assert compare(apart, 300).is_more_than(0.02, by_chance_too=True)
 
 
+@settings(max_examples=40)
 @given(st.lists(st.floats(-0.5, 0.5), min_size=3, max_size=3))
 def test_what_chance_makes_is_no_drift_of_a_short_run(noise: list[float]) -> None:
     mean = sum(noise) / 3

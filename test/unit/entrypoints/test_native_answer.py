@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang.srt.entrypoints.native_answer import NativeAnswers
@@ -104,6 +104,7 @@ def test_logprobs_come_with_their_ids(counts: list[int], incremental: bool) -> N
     assert top == [[[-0.5, 9, None]]] * total and named == [[[-8.0, 7, None]]] * total
 
 
+@settings(max_examples=40, deadline=None)
 @given(PIECES, st.booleans())
 def test_events_read_as_the_answers_of_an_engine(
     pieces: list[tuple[int, str, list[int]]], incremental: bool

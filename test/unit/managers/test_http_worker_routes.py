@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from helpers.tiny_tokenizer import write_byte_tokenizer
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang.srt.managers.detokenizer_manager import send_texts
@@ -38,6 +38,7 @@ STATS = RequestStats(1, 1, 0)
 END = FinishReason("length", length=1)
 
 
+@settings(max_examples=40)
 @given(st.integers(0, 1000), st.text())
 def test_an_id_names_who_asked(worker: int, own: str) -> None:
     assert worker_of(prefix_of(worker) + own) == worker
@@ -55,6 +56,7 @@ class Outboxes:
         self.sent.append((worker, message))
 
 
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.integers(0, 3), st.text(max_size=3)), max_size=20))
 def test_a_batch_is_dealt_out_once_and_in_order(outputs: list[tuple[int, str]]) -> None:
     batch = TextBatch([TextOutput(prefix_of(w) + t, t, [1], STATS) for w, t in outputs])
