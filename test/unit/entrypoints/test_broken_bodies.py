@@ -101,7 +101,7 @@ def test_as_it_is_the_body_is_served(desk: ChatDesk, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", BODIES)
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_one_wrong_place(desk: ChatDesk, path: str, data: st.DataObject) -> None:
     """What is no refusal is an answer; a failure would be raised here."""

@@ -76,7 +76,7 @@ def test_a_budget_for_thinking_is_the_requests(desk: ChatDesk) -> None:
         assert desk.sent[-1].sampling.thinking_budget == expected
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cuts=CUTS)
 def test_streamed_in_any_pieces(desk: ChatDesk, cuts: list[int]) -> None:
     message, events = streamed(desk, pieces_of(TEXT, cuts), tools=TOOLS)

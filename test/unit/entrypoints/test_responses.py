@@ -83,7 +83,7 @@ def test_whole(desk: ChatDesk) -> None:
     assert "Be kind" in desk.prompt() and "namespace functions {" in desk.prompt()
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cuts=CUTS)
 def test_streamed_in_any_pieces(desk: ChatDesk, cuts: list[int]) -> None:
     async def stream(api: Any) -> list[Any]:
@@ -194,6 +194,7 @@ class FakeRun:
 USES = st.lists(st.tuples(st.sampled_from("pgr"), st.integers(0, 7), st.integers(1, 40), st.booleans()))
 
 
+@settings(max_examples=40, deadline=None)
 @given(USES)
 def test_the_store_is_bounded_and_forgets_what_was_used_longest_ago(uses: list[Any]) -> None:
     store, kept = ResponseStore(most_responses=4, most_bytes=60), {}
