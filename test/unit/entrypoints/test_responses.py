@@ -383,6 +383,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
     ({"reasoning": {"effort": "endless"}}, "reasoning_effort"),
     ({"max_output_tokens": 10**6}, "4096"),
+    ({"max_output_tokens": -1}, "max_output_tokens must"),
     ({"max_output_tokens": "many"}, "max_output_tokens"),
 ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
@@ -32,6 +33,7 @@ from sglang.srt.entrypoints.responses.store import ResponseStore
 from sglang.srt.entrypoints.responses.talk import Item
 from sglang.srt.managers.text_request import Group, RequestError, Sample, TextRequest
 
+_FOREIGN_NAME: Final = re.compile(r"\bmax_tokens(?= must)")  # chat completions' name, in what they refuse
 _NOT_KEPT: Final = "a server with --tokenizer-worker-num above 1 keeps no responses"
 
 
@@ -132,7 +134,11 @@ class _Desk:
         talk = [*self._talk_before(body), *body.items()]
         rid = f"resp_{new_rid()}"
         chat = body.chat_body(talk, rid)
-        request, form = prepare_chat(chat, self._context)
+        try:
+            request, form = prepare_chat(chat, self._context)
+        except RequestError as error:
+            message = _FOREIGN_NAME.sub("max_output_tokens", str(error))
+            raise RequestError(message, error.status_code, error.code) from error
 
         def count_reasoning(sample: Sample) -> int:
             return reasoning_tokens(sample, form, self._manager.tokenizer)
