@@ -116,6 +116,10 @@ _PANELS: Final[tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...]] = (
         (f"max(sglang:token_usage{_BY})", "in use"),
         (f"max(sglang:cache_hit_rate{_BY})", "hits of the last prefill"),
     )),
+    ("How busy it is", "percentunit", (
+        (f"max(sglang:utilization{_BY})", "of the requests that can run"),
+        (f"max(sglang:fwd_occupancy{_BY}) / 100", "of the time the device works"),
+    )),
     ("Retractions and evictions", "ops", (
         (_rate("num_retracted_requests_total"), "retracted requests"),
         (_rate("evicted_tokens_total"), "evicted tokens"),

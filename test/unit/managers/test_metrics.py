@@ -66,6 +66,21 @@ def test_a_served_request_shows_in_the_metrics() -> None:
     assert value(registry, "num_aborted_requests_total") == 1
 
 
+def test_how_much_runs_and_for_how_long_the_device_works() -> None:
+    harness, registry = make(spec=None)
+    most = harness.scheduler.state["effective_max_running_requests_per_dp"]
+    for prompt in ([1, 2, 3, 4, 5], [6, 7]):
+        harness.send(prompt, max_new_tokens=9)
+    harness.step()
+    harness.step()
+    assert value(registry, "utilization") == 2 / most
+    harness.run()
+    assert value(registry, "utilization") == 0
+    assert value(registry, "decode_sum_seq_lens") == 5 + 2 + 2 * 8  # before the last one
+    occupancy = value(registry, "fwd_occupancy")
+    assert occupancy is not None and 0 <= occupancy <= 100
+
+
 def test_tokens_as_they_are_made_and_a_pause() -> None:
     sink_labels = {"zone": "a"}
     registry = CollectorRegistry()

@@ -34,6 +34,7 @@ class DecodeTally:
         self._is_ragged = is_ragged
         self.num_rows = 0
         self._num_tokens = 0
+        self._sum_seq_lens = 0
         self._num_correct = 0
         self._num_proposed = 0
         self._groups: dict[object, _Group] = {}
@@ -44,6 +45,7 @@ class DecodeTally:
         """
         self.num_rows += 1
         self._num_tokens += num_kept
+        self._sum_seq_lens += len(request.ids)
         if not self.draft_len:
             return 0
         key: object = request.draft_class
@@ -78,6 +80,7 @@ class DecodeTally:
             num_proposed_drafts=self._num_proposed,
             proposed_by_depth=tuple(proposed),
             correct_by_depth=tuple(correct),
+            sum_seq_lens=self._sum_seq_lens,
             is_ragged=self._is_ragged,
         )
 

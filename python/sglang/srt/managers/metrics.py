@@ -18,6 +18,7 @@ class EngineConstants:
     kv_bytes: int
     has_graphs: bool = False  # a device whose decode steps may be CUDA graphs
     graph_bytes: tuple[tuple[str, int], ...] = ()  # by set of graphs
+    max_running: int = 0  # requests at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,7 @@ class DecodeReport:
     num_proposed_drafts: int = 0
     proposed_by_depth: tuple[int, ...] = ()  # rows that could accept a draft at depth 1, 2, …
     correct_by_depth: tuple[int, ...] = ()
+    sum_seq_lens: int = 0  # tokens of the rows' requests, prompts counted
     is_ragged: bool = False  # rows had draft lengths of their own, at most ``draft_len``
 
     @property
@@ -71,6 +73,7 @@ class IntervalReport:
     gen_throughput: float  # tokens per second
     accept_length: float | None  # of speculative steps; None: there were none
     accept_rate: float | None
+    occupancy: float | None = None  # part of the time in which the device worked
 
 
 class MetricsSink(Protocol):

@@ -39,6 +39,9 @@ GAUGES = {
     "full_token_usage": "Part of the KV places in use (of layers with full attention; there are no others).",
     "kv_available_tokens": "KV places that are free or hold evictable prefixes.",
     "kv_evictable_tokens": "KV places of evictable prefixes.",
+    "utilization": "Requests that run, as a part of those that can.",
+    "decode_sum_seq_lens": "Tokens of the requests of the last decode step before it, prompts counted.",
+    "fwd_occupancy": "Percent of the last log interval in which the device worked (idle time left out).",
     "gen_throughput": "Tokens per second over the last log interval.",
     "cache_hit_rate": "Part of the last prefill's tokens that the prefix cache had.",
     "max_total_num_tokens": "KV places.",
@@ -93,6 +96,7 @@ class PrometheusSink:
         self._gauge_samples: dict[str, Gauge] = {}
         self._counter_samples: dict[tuple[str, ...], Counter] = {}  # by name and further labels' values
         self._num_retracted = 0
+        self._max_running = 0
         self._make(GAUGES, COUNTERS)
 
     def _make(self, gauges: dict[str, str], counters: dict[str, tuple[str, tuple[str, ...]]]) -> None:
@@ -118,6 +122,7 @@ class PrometheusSink:
         sample.inc(value)
 
     def constants(self, constants: EngineConstants) -> None:
+        self._max_running = constants.max_running
         self._set("max_total_num_tokens", constants.token_capacity)
         self._set("page_size", constants.page_size)
         self._set("num_pages", constants.num_pages)
@@ -151,6 +156,8 @@ class PrometheusSink:
     def load(self, load: Load) -> None:
         self._set("num_running_reqs", load.num_running)
         self._set("num_queue_reqs", load.num_queued)
+        if self._max_running:
+            self._set("utilization", load.num_running / self._max_running)
         self._set("num_grammar_queue_reqs", load.num_grammar_queued)
         self._set("num_paused_reqs", load.num_paused)
         self._set("num_used_tokens", load.num_used_tokens)
@@ -164,6 +171,7 @@ class PrometheusSink:
         self._count("decode_steps", 1, mode=report.mode)
         self._count("decode_tokens", report.num_tokens, mode=report.mode)
         self._count("realtime_tokens", report.num_tokens, mode=_DECODED)
+        self._set("decode_sum_seq_lens", report.sum_seq_lens)
         if "spec_draft_len" in self._gauges:
             self._set("spec_draft_len", report.draft_len)
         if report.draft_len:
@@ -184,6 +192,8 @@ class PrometheusSink:
 
     def interval(self, report: IntervalReport) -> None:
         self._set("gen_throughput", report.gen_throughput)
+        if report.occupancy is not None:
+            self._set("fwd_occupancy", 100 * report.occupancy)
         self._set("num_retracted_reqs", self._num_retracted)
         self._num_retracted = 0
         self._set_or_hide("spec_accept_length", report.accept_length)

@@ -117,7 +117,7 @@ class Scheduler:
             self.table, self._budget, cache, self._settings, self._stats, config, info, self._reply
         )
         self._state = self._controls.internal_state(is_idle=True)
-        metrics.constants(_constants(info))
+        metrics.constants(_constants(info, config.max_running_requests))
         self._report_load()
 
     def _make_planner(self, info: ExecutorInfo) -> Planner:
@@ -289,7 +289,7 @@ class Scheduler:
         self._send_reply(reply)
 
 
-def _constants(info: ExecutorInfo) -> EngineConstants:
+def _constants(info: ExecutorInfo, max_running: int) -> EngineConstants:
     return EngineConstants(
         token_capacity=info.num_pages * info.page_size,
         page_size=info.page_size,
@@ -303,4 +303,5 @@ def _constants(info: ExecutorInfo) -> EngineConstants:
         graph_bytes=tuple(
             (f"{g.name}_{g.draft_len}" if g.draft_len else g.name, g.bytes) for g in info.graphs
         ),
+        max_running=min(max_running, info.num_slots),
     )

@@ -65,6 +65,7 @@ class Interval:
     num_steps: int = 0
     num_tokens: int = 0
     busy_s: float = 0.0
+    device_s: float = 0.0
     acceptance: Acceptance = field(default_factory=Acceptance)
 
 
@@ -120,6 +121,7 @@ class StatsRecorder:
             self._sink.graph_step(used_graph)
         last = self._last_commit_ts
         self._interval.busy_s += device_time_s if last is None else max(0.0, now - last)
+        self._interval.device_s += device_time_s
         self._last_commit_ts = now
 
     def decode_launched(self, schedule_s: float, launch_s: float) -> None:
@@ -227,7 +229,8 @@ class StatsRecorder:
         throughput = interval.num_tokens / interval.busy_s if interval.busy_s > 0 else 0.0
         self._last_gen_throughput = throughput
         acceptance = interval.acceptance
-        self._sink.interval(IntervalReport(throughput, acceptance.length, acceptance.rate))
+        occupancy = min(1.0, interval.device_s / interval.busy_s) if interval.busy_s > 0 else None
+        self._sink.interval(IntervalReport(throughput, acceptance.length, acceptance.rate, occupancy))
         parts = [f"Decode batch, #running-req: {load.num_running}"]
         if self._has_drafter:
             ragged = ", ragged" if report.is_ragged else ""
