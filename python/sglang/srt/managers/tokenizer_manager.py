@@ -42,6 +42,7 @@ from sglang.srt.utils.text_tokenizer import TextTokenizer
 
 _SEED_BITS = 63
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+_TOO_LONG = "context_length_exceeded"  # OpenAI's word
 _TOKENIZE_IN_THREAD = 4000  # characters: from here on it would hold up other requests
 
 
@@ -222,10 +223,11 @@ class TokenizerManager:
         context = self.limits.context_len
         most = min(context, self.limits.max_total_num_tokens)
         if num_tokens >= most:
-            what = "the model's maximum context length" if most == context else "what the KV cache holds"
+            what = "This model's maximum context length is" if most == context else "The KV cache holds"
             raise RequestError(
-                f"The input is too long: it has {qualifier}{num_tokens} tokens, and {what} is {most} tokens"
-                " (at least one is needed for the answer). Shorten the input."
+                f"{what} {most} tokens, and the input has {qualifier}{num_tokens} tokens: shorten it"
+                " (at least one token is needed for the answer)",
+                code=_TOO_LONG,
             )
 
     def _fit(self, sampling: SamplingParams, ids: list[int]) -> SamplingParams:
@@ -237,9 +239,10 @@ class TokenizerManager:
             return replace(sampling, max_new_tokens=context - len(ids))
         if len(ids) + wanted > context:
             raise RequestError(
-                f"The request is too long: {len(ids)} input tokens and {wanted} tokens for the answer are"
-                f" {len(ids) + wanted} tokens, and the model's maximum context length is {context} tokens."
-                f" Shorten the input, or ask for at most {context - len(ids)} new tokens."
+                f"This model's maximum context length is {context} tokens, and {len(ids)} input tokens and"
+                f" {wanted} tokens for the answer are {len(ids) + wanted}: shorten the input, or ask for"
+                f" at most {context - len(ids)} new tokens",
+                code=_TOO_LONG,
             )
         return sampling
 

@@ -77,7 +77,7 @@ _HINTS: Final[dict[str, tuple[str, ...]]] = {
         "lora-target-modules", "max-loaded-loras", "lora-eviction-policy", "enable-lora-overlap-loading",
     ),
     "outlines is not used here: leave it out": ("disable-outlines-disk-cache",),
-    "requests run first come, first served: leave it out": (
+    "requests run first come, first served, or by --enable-priority-scheduling: leave it out": (
         "schedule-policy", "schedule-conservativeness", "retraction-policy",
         "enable-prefill-delayer", "num-continuous-decode-steps", "scheduler-recv-interval",
         "default-priority-value", "prefill-max-requests", "enable-dynamic-chunking",

@@ -17,8 +17,7 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 
 _UNSUPPORTED: Final = (
     "top_logprobs", "tools", "functions", "function_call",
-    "lora_path", "session_params", "return_hidden_states", "suffix", "audio",
-    "prediction",
+    "lora_path", "session_params", "suffix", "audio", "prediction",
 )  # fmt: skip
 
 # SamplingParams' names -> those of this interface, where an error's sentence speaks of them.
@@ -71,6 +70,7 @@ class GenerationBody(BaseModel):
     custom_logit_processor: str | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
+    return_hidden_states: bool | Literal["last"] = False
     rid: str | None = None
     return_cached_tokens_details: bool = False
     return_spec_tokens_details: bool = False
@@ -100,6 +100,10 @@ class GenerationBody(BaseModel):
         salt = cache_salt(self.cache_salt, self.extra_key)
         processor = checked_processor(self.custom_logit_processor)
         return {"cache_salt": salt, "priority": checked_priority(self.priority), "processor": processor}
+
+    def _wish(self, logprobs: bool, num_top: int = 0, start: int = -1) -> RequestWish | None:
+        hidden = "last" if self.return_hidden_states else ""  # here true shows the last one too
+        return RequestWish(logprobs, start, num_top, None, hidden) if logprobs or hidden else None
 
     def sampling(self, defaults: dict[str, Any], max_new_tokens: int | None) -> SamplingParams:
         """``max_new_tokens`` None: as many as the context holds."""
@@ -164,7 +168,7 @@ class ChatBody(GenerationBody):
         num_top = _num_top("top_logprobs", self.top_logprobs or 0)
         if num_top and not self.logprobs:
             raise RequestError("top_logprobs is for requests with logprobs: true")
-        return RequestWish(logprobs=True, num_top=num_top) if self.logprobs else None
+        return self._wish(bool(self.logprobs), num_top)
 
 
 class CompletionBody(GenerationBody):
@@ -178,11 +182,11 @@ class CompletionBody(GenerationBody):
             RequestError: what is wished can't be told.
         """
         if self.logprobs is None or self.logprobs is False:
-            return None
+            return self._wish(False)
         if self.logprobs is True:
             raise RequestError("logprobs must be a number: of the likeliest tokens to show at each place")
         num_top = _num_top("logprobs", self.logprobs)
-        return RequestWish(logprobs=True, logprob_start=0 if self.echo else -1, num_top=num_top)
+        return self._wish(True, num_top, start=0 if self.echo else -1)
 
 
 def _num_top(name: str, value: int) -> int:
