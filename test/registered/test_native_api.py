@@ -130,6 +130,17 @@ class TestNativeApi(ServerTestCase):
         self.assertEqual(texts, [texts[0]] * 3)
         self.assertFalse(any(word in texts[0] for word in words))
 
+    def test_a_thinking_budget_is_kept(self) -> None:
+        params = {**GREEDY, "thinking_budget": 3}
+        texts = [
+            self.generate(text="hm", sampling_params={**params, **more}, require_reasoning=True)["output_ids"]
+            for more in ({}, {"speculative_draft_len": 0})
+        ]
+        free = self.generate(text="hm", sampling_params=GREEDY)["output_ids"]
+        self.assertEqual(texts[0], texts[1])
+        self.assertEqual((texts[0][:3], bytes(texts[0][3:11])), (free[:3], b"</think>"))
+        self.assertEqual(len(texts[0]), 24)
+
     def test_salts_keep_prefixes_apart(self) -> None:
         def cached(**fields: Any) -> int:
             found = self.generate(text="salted " * 20, sampling_params={"max_new_tokens": 1}, **fields)
