@@ -103,7 +103,7 @@ def _packed(
     block_n = 32 if info.arch >= 120 and matrices == 2 else 64
     # 128 bytes of a row a pass: a line of the memory. With more than 16 tokens half of it: their part of a
     # pass alone would leave sm_120 one program a SM. The scales of a pass must be at least 4 bytes a thread,
-    # or they are loaded in the loop and waited for.
+    # or they are loaded in the loop and waited for (MXFP4's of 16 words are 2 bytes: not measured).
     width = 32 if block_m <= 16 else 16
     while width > 4 and 8 * width > matrix.columns:
         width //= 2
