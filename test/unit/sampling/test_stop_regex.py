@@ -55,7 +55,7 @@ def told_again(pattern: str, ids: list[int], least: int) -> int | None:
     return None
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     text=st.text(st.sampled_from("abé日 "), max_size=14),
     pattern=st.sampled_from(PATTERNS),
@@ -75,7 +75,7 @@ def test_a_reply_ends_where_its_text_first_matches(
         assert hit.finish.type == "stop" and hit.finish.matched == pattern and hit.stop_trim is None
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(ends=st.lists(st.integers(1, 3000), max_size=4), at=st.integers(1030, 3000))
 def test_a_long_reply_is_seen_through_a_window(ends: list[int], at: int) -> None:
     """Its beginning is no beginning of the text, and what it shows is no matter of steps."""
