@@ -50,7 +50,9 @@ def test_whole(desk: ChatDesk) -> None:
     assert [call["id"] for call in message["tool_calls"]] == ["functions.get-weather:0", "functions.list:1"]
     assert {call["type"] for call in message["tool_calls"]} == {"function"}
     assert choice["finish_reason"] == "tool_calls"
-    assert answer["usage"]["reasoning_tokens"] == len(desk.tokenizer.encode("I look.</think>"))
+    thought = len(desk.tokenizer.encode("I look.</think>"))
+    assert answer["usage"]["reasoning_tokens"] == thought
+    assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": thought}
     assert "namespace functions {" in desk.prompt() and desk.prompt().endswith("<think>")
 
 

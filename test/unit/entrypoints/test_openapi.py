@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from helpers.chat_desk import ChatDesk
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang.srt.entrypoints.openapi import OPERATIONS
@@ -66,6 +66,7 @@ def is_accepted(name: str, value: Any) -> bool:
     return True
 
 
+@settings(max_examples=60)
 @given(st.sampled_from(BOUNDED), st.data())
 def test_a_range_is_the_one_that_is_checked(name: str, data: st.DataObject) -> None:
     bounds, whole = RANGES[name], kind_of(name) == "integer"

@@ -62,6 +62,7 @@ def shown(tokenizer: TextTokenizer, ids: list[int]) -> str:
     return DetokenizerManager(tokenizer).handle(TokenBatch([output])).outputs[0].new_text
 
 
+@settings(max_examples=30)
 @given(PICKS)
 def test_special_tokens_stand_beside_each_other(
     tokenizer: TextTokenizer, picks: list[tuple[bool, int]]

@@ -52,13 +52,15 @@ class Extras:
         prompt_tokens = sum(stats.prompt_tokens for stats in prompts.values())
         completion_tokens = sum(sample.stats.completion_tokens for sample in samples)
         cached = sum(stats.cached_tokens for stats in prompts.values())
-        return {
+        reasoning = sum(map(count_reasoning, samples))
+        told = {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": completion_tokens,
             "total_tokens": prompt_tokens + completion_tokens,
-            "reasoning_tokens": sum(map(count_reasoning, samples)),
+            "reasoning_tokens": reasoning,
             "prompt_tokens_details": {"cached_tokens": cached} if self.cache_report else None,
         }
+        return told | ({"completion_tokens_details": {"reasoning_tokens": reasoning}} if reasoning else {})
 
     def sglext(self, samples: Sequence[Sample]) -> dict[str, Any] | None:
         """Of samples that have ended; None where nothing is asked for, or there is nothing to tell."""
