@@ -107,7 +107,9 @@ class Scheduler:
         )
         self._grammars = Grammars(grammars, self.table, self._finisher, decode, info.vocab_size)
         stops = StopChecker(eos_ids, decode)
-        self._intake = Intake(info, stops, config.priorities, config.refuse_priorities, config.runs_processors)
+        self._intake = Intake(
+            info, stops, config.priorities, config.refuse_priorities, config.runs_processors
+        )
         self._planner = self._make_planner(info)
         self._committer = Committer(
             self.table, self._budget, self._releaser, self._finisher, self._outputs, stops, self._stats,

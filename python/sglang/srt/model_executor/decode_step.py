@@ -133,8 +133,9 @@ class DecodeStep:
         allowed: NodeMasks | None = None,
         edit: Callable[[torch.Tensor], None] | None = None,
     ) -> StepDone:
-        """Choose (of what ``allowed`` says), accept, update the state, sync. ``edit`` changes the logits; it is
-        no part of a graph.
+        """Choose (of what ``allowed`` says), accept, update the state, sync.
+
+        ``edit`` changes the logits; it is no part of a graph.
         """
         rows, tree, draft_len, layout = start.rows, start.tree, start.draft_len, start.layout
         slots, query_lens = rows.slots, start.query_lens

@@ -111,8 +111,8 @@ class StepRunner:
         masks: ChoiceMasks | None = None,
         edit: LogitEdit | None = None,
     ) -> StepOutput:
-        """Choose (of what ``masks`` allow, and as ``edit`` wants), accept, and leave the state as the next step
-        finds it.
+        """Choose (of what ``masks`` allow, and as ``edit`` wants), accept, and leave the state as the next
+        step finds it.
         """
         batch, hidden, aux = forward.batch, forward.hidden, forward.aux
         choice, logits = self._choose(batch, hidden, masks, edit)

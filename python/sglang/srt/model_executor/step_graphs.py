@@ -294,7 +294,7 @@ class DecodeSteps:
         row_drafts: Sequence[int] = (),
         editors: LogitEditors | None = None,
     ) -> BegunStep:
-        """A masked step, up to its choices. ``editors``: some row's logits are changed: no graph does that."""
+        """A masked step, up to its choices. ``editors``: a row's logits are changed, which no graph does."""
         if self._split is not None and not row_drafts and editors is None:
             begun = self._split.begin(slots_cpu, draft_len)
             if begun is not None:
