@@ -60,6 +60,7 @@ class TestClients(ServerTestCase):
         self.assertEqual(chunks[-1].usage, whole.usage)
         with self.assertRaises(openai.BadRequestError) as caught:
             self.openai.chat.completions.create(**{**asked, "max_tokens": 5000})
+        self.assertEqual(caught.exception.code, "context_length_exceeded")
         self.assertIn("4096", caught.exception.message)
 
     def test_responses(self) -> None:

@@ -173,7 +173,8 @@ class TestOpenAI(ServerTestCase):
             response = self.post("/v1/completions", **body)
             self.assertEqual(response.status_code, 400, body)
             error = response.json()
-            self.assertEqual((error["object"], error["code"]), ("error", 400))
+            code = "context_length_exceeded" if word == "4096" else 400
+            self.assertEqual((error["object"], error["code"]), ("error", code))
             self.assertIn(word, error["message"])
             self.assertNotIn("sampling_seed", error["message"])
             self.assertEqual(sorted(error), ["code", "message", "object", "param", "type"])
