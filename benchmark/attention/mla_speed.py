@@ -65,32 +65,38 @@ class Planner:
     """Makes the step's plan again and again in one workspace, as a backend does."""
 
     def __init__(
-        self, rows: Rows, num_heads: int, query_len: int, config: DecodeConfig | None, pdl: bool
+        self,
+        rows: Rows,
+        num_heads: int,
+        query_len: int,
+        config: DecodeConfig | None,
+        pdl: bool,
+        itemsize: int = 2,
     ) -> None:
         self._rows = rows
         self._base_lens = rows.lens - query_len
         self._view = View(query_len, query_len, causal=True)
         device = rows.slots.device
-        self._workspace = LatentWorkspace(num_heads, R, 1, device, 2, pdl=pdl, config=config)
+        self._workspace = LatentWorkspace(num_heads, R, 1, device, itemsize, pdl=pdl, config=config)
 
     def fill(self) -> DecodePlan:
         rows = self._rows
         return plan_decode(self._workspace, rows.slots, self._base_lens, rows.page_table, self._view)
 
 
-def check(num_heads: int, queries: Sequence[int], lens: list[int], device: torch.device, pdl: bool) -> None:
+def check(args: argparse.Namespace, queries: Sequence[int], lens: list[int], device: torch.device) -> None:
     """Against the reference in float32, twice: the second run finds the counters used."""
     for query_len in queries:
         rows = make_rows(lens, device)
-        plan = Planner(rows, num_heads, query_len, None, pdl).fill()
-        latents = torch.randn(rows.num_places, R + ROPE, device=device).to(torch.bfloat16)
-        size = (len(lens) * query_len, num_heads, R + ROPE)
+        plan = Planner(rows, args.heads, query_len, None, args.pdl, args.dtype.itemsize).fill()
+        latents = torch.randn(rows.num_places, R + ROPE, device=device).to(args.dtype)
+        size = (len(lens) * query_len, args.heads, R + ROPE)
         q = torch.randn(size, device=device).mul_(0.5).to(torch.bfloat16)
         expected = latent_attention_ref(q.float(), latents.float(), plan, SCALE, None)
         first, second = (latent_attention(q, latents, plan, SCALE) for _ in range(2))
         error = float((first.float() - expected).norm() / expected.norm())
         same = torch.equal(first, second)
-        print(f"check {num_heads} heads, {query_len} queries: error {error:.1e}, again equal: {same}")
+        print(f"check {args.heads} heads, {query_len} queries: error {error:.1e}, again equal: {same}")
         assert error < 1e-2 and same
 
 
@@ -108,11 +114,13 @@ def time_layers(
     """Microseconds a layer; the plan counts as part of them."""
     device, layers = rows.slots.device, 2 if args.tiny else LAYERS
     # Few pools where they are large: what matters is that together they exceed the cache.
-    num_pools = max(2, min(layers, int(20e9) // (rows.num_places * (R + ROPE) * 2)))
-    pools = torch.empty(num_pools, rows.num_places, R + ROPE, dtype=torch.bfloat16, device=device).normal_()
+    num_pools = max(2, min(layers, int(20e9) // (rows.num_places * (R + ROPE) * args.dtype.itemsize)))
+    pools = torch.empty(num_pools, rows.num_places, R + ROPE, dtype=args.dtype, device=device)
+    for pool in pools:
+        pool.copy_(torch.randn(pool.shape, dtype=torch.bfloat16, device=device))
     q = torch.randn(len(rows.slots) * query_len, num_heads, R + ROPE, device=device).to(torch.bfloat16)
     out = q.new_empty(*q.shape[:2], R)
-    planner = Planner(rows, num_heads, query_len, config, args.pdl)
+    planner = Planner(rows, num_heads, query_len, config, args.pdl, args.dtype.itemsize)
 
     def step() -> None:
         plan = planner.fill()
@@ -122,8 +130,8 @@ def time_layers(
     return micros(step, device) / layers
 
 
-def variants(num_heads: int, query_len: int, device: torch.device) -> list[DecodeConfig]:
-    usual = latent_config(device_info(device).arch, query_len * num_heads, R, 2)
+def variants(num_heads: int, query_len: int, device: torch.device, itemsize: int) -> list[DecodeConfig]:
+    usual = latent_config(device_info(device).arch, query_len, num_heads, R, itemsize)
     found = [usual]
     for block_m, block_n, warps, stages, programs in itertools.product(
         (16, 32, 64), (16, 32, 64), (4, 8), (2, 3, 4), (1, 2)
@@ -136,24 +144,25 @@ def variants(num_heads: int, query_len: int, device: torch.device) -> list[Decod
 
 
 def compile_all(
-    rows: Rows, num_heads: int, query_len: int, configs: Sequence[DecodeConfig], pdl: bool
+    rows: Rows, query_len: int, configs: Sequence[DecodeConfig], args: argparse.Namespace
 ) -> None:
     """Every variant of a sweep, many at a time."""
     device = rows.slots.device
-    latents = torch.empty(1, R + ROPE, dtype=torch.bfloat16, device=device)
-    q = torch.zeros(len(rows.slots) * query_len, num_heads, R + ROPE, dtype=torch.bfloat16, device=device)
+    latents = torch.empty(1, R + ROPE, dtype=args.dtype, device=device)
+    q = torch.zeros(len(rows.slots) * query_len, args.heads, R + ROPE, dtype=torch.bfloat16, device=device)
     with compile_ahead(os.cpu_count() or 1):
         for config in configs:
-            latent_attention(q, latents, Planner(rows, num_heads, query_len, config, pdl).fill(), SCALE)
+            planner = Planner(rows, args.heads, query_len, config, args.pdl, args.dtype.itemsize)
+            latent_attention(q, latents, planner.fill(), SCALE)
 
 
 def measure(name: str, lens: list[int], query_len: int, args: argparse.Namespace) -> None:
     rows = make_rows(lens, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     configs: list[DecodeConfig | None] = [None]
     if args.sweep:
-        found = variants(args.heads, query_len, rows.slots.device)
+        found = variants(args.heads, query_len, rows.slots.device, args.dtype.itemsize)
         if rows.slots.is_cuda:
-            compile_all(rows, args.heads, query_len, found, args.pdl)
+            compile_all(rows, query_len, found, args)
         configs = [*found]
     records = []
     for config in configs:
@@ -164,11 +173,12 @@ def measure(name: str, lens: list[int], query_len: int, args: argparse.Namespace
                 raise
             print(json.dumps({"shape": name, "failed": repr(failure)[:120], "config": asdict(config)}))
             continue
-        read = sum(lens) * (R + ROPE) * 2
+        read = sum(lens) * (R + ROPE) * args.dtype.itemsize
         flops = sum(lens) * query_len * args.heads * 2 * (2 * R + ROPE)
         records.append(
             {
                 "shape": name,
+                "cache": args.cache,
                 "heads": args.heads,
                 "queries": query_len,
                 "us": round(us, 1),
@@ -188,11 +198,14 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--heads", type=int, default=8, help="of this rank (default: %(default)s)")
     parser.add_argument("--queries", nargs="*", type=int, default=[1, 4])
     parser.add_argument("--shapes", nargs="*", choices=list(SHAPES), default=list(SHAPES))
+    parser.add_argument("--cache", choices=("bfloat16", "fp8_e4m3"), default="bfloat16")
     parser.add_argument("--sweep", action="store_true", help="time other launch constants too")
     parser.add_argument("--pdl", action="store_true", help="programmatic dependent launch")
     parser.add_argument("--bandwidth", type=float, default=4.3, help="TB/s that count as 1 (copying's)")
     parser.add_argument("--tiny", action="store_true", help="small caches; without a GPU the reference runs")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    args.dtype = torch.float8_e4m3fn if args.cache == "fp8_e4m3" else torch.bfloat16
+    return args
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -202,7 +215,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise SystemExit("no CUDA device is here: --tiny runs small caches on the CPU")
     torch.manual_seed(0)
     lens = [77, 130] if args.tiny else [77, 1152, 3000, 70, 515, 20000]
-    check(args.heads, args.queries if args.tiny else (1, 2, 4, 16, 64), lens, device, args.pdl)
+    check(args, args.queries if args.tiny else (1, 2, 4, 16, 64), lens, device)
     for (name, lens), query_len in itertools.product((TINY if args.tiny else SHAPES).items(), args.queries):
         if args.tiny or name in args.shapes:
             measure(name, lens, query_len, args)

@@ -11,7 +11,7 @@ from sgl_kernel.launch import Launch, compute_type
 from sgl_kernel.moe.config import ExpertsConfig, ProductConfig
 from sgl_kernel.moe.weights import FORMATS, PACKED, ExpertMatrix
 
-MOST_TOKENS: Final = 6
+MOST_TOKENS: Final = 2
 MOST_REGISTERS: Final = 168
 """Three programs of four warps a SM; left to itself ptxas stops at 128 and spills."""
 

@@ -11,11 +11,14 @@ from sgl_kernel.attention.decode.config import DecodeConfig
 from sgl_kernel.launch import next_power_of_2
 
 
-def latent_config(arch: int, tile_rows: int, latent_dim: int, kv_itemsize: int) -> DecodeConfig:
-    """tile_rows: queries a row times heads; latent_dim: R, what the accumulator has of each."""
+def latent_config(
+    arch: int, query_len: int, num_heads: int, latent_dim: int, kv_itemsize: int
+) -> DecodeConfig:
+    """query_len: of a row; latent_dim: R, what the accumulator has of each query and head."""
+    tile_rows = query_len * num_heads
     roomy = arch in (80, 90, 100, 103)  # 163 KB of shared memory a SM and more; 99 KB elsewhere
     if arch >= 90 and roomy and kv_itemsize > 1 and latent_dim <= 512:
-        return _measured(tile_rows, latent_dim)
+        return _measured(tile_rows, latent_dim, query_len > 16 or num_heads & (num_heads - 1) > 0)
     width = next_power_of_2(latent_dim)
     # 32 rows take 232 to 255 registers a thread: the queries stay there. With a cache of 1 byte, whose blocks
     # are converted in registers, they spill. Tiles of the same places share them in the L2.
@@ -33,12 +36,15 @@ def latent_config(arch: int, tile_rows: int, latent_dim: int, kv_itemsize: int) 
     )
 
 
-def _measured(tile_rows: int, latent_dim: int) -> DecodeConfig:
-    """Two programs a SM keep more in flight than one with wider blocks; two tiles of 32 rows do not fit."""
+def _measured(tile_rows: int, latent_dim: int, is_wordy: bool) -> DecodeConfig:
+    """Two programs a SM keep more in flight than one with wider blocks; two tiles of 32 rows do not fit.
+
+    ``is_wordy``: a division finds row and head, or a tree has two words: 64 places a block would spill.
+    """
     small = tile_rows <= 16
     return DecodeConfig(
         block_m=16 if small else 32,
-        block_n=32 if small else 64,
+        block_n=32 if small or is_wordy else 64,
         num_warps=4 if small else 8,
         num_stages=3,
         programs_per_sm=2 if small else 1,

@@ -14,6 +14,15 @@ from sgl_kernel.common.kernels import begin_dependent
 
 
 @triton.jit
+def _as(x, CT: tl.constexpr):
+    """In the type that is multiplied, saturated where that is float16."""
+    if x.dtype == tl.bfloat16 and tl.float16 == CT:
+        x = x.to(tl.float32)
+        x = tl.where(x > 65504.0, 65504.0, tl.where(x < -65504.0, -65504.0, x))  # NaN stays
+    return x.to(CT)
+
+
+@triton.jit
 def _attend_chunk(
     queries, ropes, latents, pages, place, begin, end, base, row, query, low, high, scale, rope_scale,
     scratch_offset, scratch_cap, d, r,
@@ -76,8 +85,9 @@ def latent_kernel(
     token = row * Q + query
     q_rows = q + token.to(tl.int64)[:, None] * q_stride + ((m % HEADS) * (R + ROPE))[:, None]
     inside = (m < M)[:, None] & (d < R)[None, :]
-    queries = tl.load(q_rows + d[None, :], mask=inside, other=0.0).to(CT)
-    ropes = tl.load(q_rows + R + r[None, :], mask=(m < M)[:, None] & (r < ROPE)[None, :], other=0.0).to(CT)
+    queries = _as(tl.load(q_rows + d[None, :], mask=inside, other=0.0), CT)
+    turned = (m < M)[:, None] & (r < ROPE)[None, :]
+    ropes = _as(tl.load(q_rows + R + r[None, :], mask=turned, other=0.0), CT)
     low, high = tree_words(bits, token, m < M, WORDS)
     rope_scale = scale
     value_scale = 1.0
