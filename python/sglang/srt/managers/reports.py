@@ -45,7 +45,8 @@ class RequestReport:
         end = min(max(self._last_scored - start, begin), size)
         hidden_from = None
         if self._wish.hidden_states == "all":
-            hidden_from = max(self._num_hidden - start, 0)
+            untold = max(self._num_hidden - start, 0)  # who comes back may begin before what was told
+            hidden_from = untold if untold < size else None
         elif self._wish.hidden_states and chunk.is_last:
             hidden_from = size - 1
         wish = self._row_wish(row, chunk.is_last, hidden_from, begin, end)
