@@ -42,6 +42,6 @@ def _bounded(value: Any) -> Any:
 
 def _limited(name: str, value: Any) -> Any:
     most = _MOST.get(name)
-    if most is not None and type(value) is int and value > most:
-        return 1 + value % most
+    if most is not None and isinstance(value, int | float) and value > most:
+        return 1 + int(value) % most
     return _bounded(value) if name == "sampling_params" else value

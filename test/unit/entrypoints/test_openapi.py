@@ -17,8 +17,15 @@ from sglang.srt.sampling.sampling_params import SamplingParams, SamplingParamsEr
 
 
 @pytest.fixture(scope="module")
-def document(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return ChatDesk(tmp_path_factory.mktemp("desk")).ask("GET", "/openapi.json").json()
+def desk(tmp_path_factory: pytest.TempPathFactory) -> ChatDesk:
+    made = ChatDesk(tmp_path_factory.mktemp("desk"))
+    made.pieces = ["x"]
+    return made
+
+
+@pytest.fixture(scope="module")
+def document(desk: ChatDesk) -> Any:
+    return desk.ask("GET", "/openapi.json").json()
 
 
 def operations(document: Any) -> list[tuple[str, str, Any]]:
@@ -40,6 +47,15 @@ def test_every_reference_leads_somewhere(document: Any) -> None:
     names = set(re.findall(r"'#/components/schemas/(\w+)'", repr(document)))
     assert names <= set(document["components"]["schemas"])
     assert {"ChatBody", "GenerateBody", "SamplingParams"} <= names
+
+
+def test_ids_are_those_of_the_vocabulary(document: Any, desk: ChatDesk) -> None:
+    ids = document["components"]["schemas"]["GenerateBody"]["properties"]["input_ids"]["anyOf"][0]
+    largest = ids["items"]["maximum"]
+    body = {"sampling_params": {"max_new_tokens": 1}}
+    assert desk.post("/generate", {**body, "input_ids": [largest]}).status_code == 200
+    assert desk.post("/generate", {**body, "input_ids": [largest + 1]}).status_code == 400
+    assert desk.post("/generate", {**body, "input_ids": [largest], "text": "a"}).status_code == 400
 
 
 def test_sampling_parameters_are_all_there() -> None:

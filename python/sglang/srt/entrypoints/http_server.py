@@ -84,7 +84,7 @@ def build_app(context: ServerContext) -> ASGIApp:
 
         app.include_router(metrics_router(folder))
         app.add_middleware(RequestCountMiddleware)
-    app.include_router(openapi_router(app))
+    app.include_router(openapi_router(app, context.manager.limits.vocab_size))
     if args.enable_trace:
         from sglang.srt.entrypoints.trace_middleware import TraceMiddleware
 

@@ -112,12 +112,12 @@ _ERRORS: Final[dict[str, Schema]] = {
 }
 
 
-def openapi_router(app: FastAPI) -> APIRouter:
+def openapi_router(app: FastAPI, vocab_size: int) -> APIRouter:
     router = APIRouter()
 
     @cache
     def document() -> dict[str, Any]:  # by then all routes are there
-        return openapi_document(app)
+        return openapi_document(app, vocab_size)
 
     @router.get("/openapi.json", include_in_schema=False)
     async def openapi() -> Response:
@@ -126,14 +126,14 @@ def openapi_router(app: FastAPI) -> APIRouter:
     return router
 
 
-def openapi_document(app: FastAPI) -> dict[str, Any]:
+def openapi_document(app: FastAPI, vocab_size: int) -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # a handler of two methods; its ids are made below
         made = get_openapi(title=app.title, version=__version__, routes=app.routes)
     for path, methods in made["paths"].items():
         for method, found in methods.items():
             methods[method] = _operation(path, method, found)
-    made["components"] = {"schemas": body_schemas() | _ERRORS, "securitySchemes": _SECURITY}
+    made["components"] = {"schemas": body_schemas(vocab_size) | _ERRORS, "securitySchemes": _SECURITY}
     made["security"] = [{}, *({name: []} for name in _SECURITY)]
     return made
 

@@ -181,8 +181,10 @@ _TURN: Final = _object(
     role={"enum": ["user", "assistant"]},
     content={"anyOf": [_TEXT, {"type": "array", "items": _BLOCK}]},
 )
-_ANTHROPIC: Final[dict[str, Schema]] = {"messages": {"type": "array", "items": _TURN}}
+_ANTHROPIC: Final[dict[str, Schema]] = {"messages": {"type": "array", "items": _TURN, "minItems": 1}}
+_HARMLESS: Final[dict[str, Schema]] = {"metadata": {"type": "object"}, "service_tier": _TEXT, "stream": _BOOL}
 _COMPLETION: Final[dict[str, Schema]] = {
+    "prompt": {"anyOf": [*_several(_NAME)["anyOf"], *_several(_TOKENS)["anyOf"]]},
     "logprobs": {"anyOf": [{"const": False}, {"type": "integer", "minimum": 0, "maximum": MAX_TOP_LOGPROBS}]},
 }
 _OWN_FORMS: Final[Mapping[str, dict[str, Schema]]] = {
@@ -194,7 +196,7 @@ _OWN_FORMS: Final[Mapping[str, dict[str, Schema]]] = {
 }
 
 _GENERATE: Final = _object(
-    text=_several(_TEXT),
+    text=_several(_NAME),
     input_ids=_several(_TOKENS),
     sampling_params=_several({"$ref": REF.format(model="SamplingParams")}),
     rid=_several(_TEXT),
@@ -213,7 +215,10 @@ _GENERATE: Final = _object(
     token_ids_logprob=_several({"type": "array", "items": _TOKEN, "maxItems": MAX_NAMED_IDS}),
     return_text_in_logprobs=_BOOL,
     return_hidden_states=_several({"enum": [True, False, "last"]}),
-) | {"description": "either text or input_ids; lists of them are a batch"}
+) | {
+    "description": "either text or input_ids; lists of them are a batch",
+    "oneOf": [{"required": ["text"]}, {"required": ["input_ids"]}],
+}
 
 BY_HAND: Final[dict[str, Schema]] = {  # bodies that no class stands for
     "GenerateBody": _GENERATE,
@@ -250,14 +255,26 @@ BY_HAND: Final[dict[str, Schema]] = {  # bodies that no class stands for
 }
 
 
-def body_schemas() -> dict[str, Schema]:
+def body_schemas(vocab_size: int = LARGEST_INT) -> dict[str, Schema]:
     """Of all request bodies, and of what they refer to, by name."""
     made: dict[str, Schema] = {"SamplingParams": _completed(TypeAdapter(SamplingParams).json_schema(), {})}
     for name, kind in _BODIES.items():
         schema = kind.model_json_schema(ref_template=REF)
         made |= schema.pop("$defs", {})
         made[name] = _completed(schema, _OWN_FORMS.get(name, {}))
-    return made | BY_HAND
+    for name in ("MessagesBody", "PromptBody"):  # they refuse what they don't know
+        known = {**_HARMLESS, **made[name]["properties"]}
+        made[name] = {**made[name], "properties": known, "additionalProperties": False}
+    return {name: _with_vocabulary(schema, vocab_size) for name, schema in (made | BY_HAND).items()}
+
+
+def _with_vocabulary(schema: Any, vocab_size: int) -> Any:
+    """With the largest id wherever one is taken."""
+    if schema == _TOKEN:
+        return {**_TOKEN, "maximum": vocab_size - 1}
+    if isinstance(schema, dict):
+        return {name: _with_vocabulary(value, vocab_size) for name, value in schema.items()}
+    return [_with_vocabulary(item, vocab_size) for item in schema] if isinstance(schema, list) else schema
 
 
 def _completed(schema: Schema, own: Mapping[str, Schema]) -> Schema:
