@@ -47,9 +47,11 @@ class Clients:
                 async with asyncio.timeout(_ANSWER_S):
                     end = await self._ask(kind)
             except TimeoutError:
-                end = "no answer"
-            except OSError as error:
+                end = f"no end after {_ANSWER_S:.0f} s"
+                self.tally.wrong.append(f"a client that {kind} got {end}")
+            except (OSError, aiohttp.ClientError) as error:
                 end = f"no connection: {error}"
+                self.tally.wrong.append(f"a client that {kind} got {end}")
             self.tally.ended[f"{kind}: {end}"] += 1
 
     async def _ask(self, kind: str) -> str:

@@ -50,7 +50,9 @@ async def drive(server: Server, flags: argparse.Namespace) -> Drive:
     port = int(server.base_url.rpartition(":")[2])
     reader = StampReader(TextTokenizer.from_folder(embedded_model_path()))
     footprints = []
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=50)) as session:
+    # No connection is used twice for aborts: the server closes idle ones, perhaps just then.
+    connector = aiohttp.TCPConnector(limit=50, force_close=True)
+    async with aiohttp.ClientSession(connector=connector) as session:
         clients = Clients(port, reader, session, flags.seed)
         running = [asyncio.create_task(clients.run()) for _ in range(flags.streams)]
         began = time.monotonic()

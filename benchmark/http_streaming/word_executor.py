@@ -22,6 +22,7 @@ from sglang.srt.utils.text_tokenizer import TextTokenizer
 
 PAGES_A_SLOT: Final = 1024  # of one token each: enough for long streams
 _ACCEPT: Final = 0.5  # of drafts
+_PREFILL_TOKEN_S: Final = 10e-6  # of a step that decodes nothing; one that decodes takes the set time
 
 
 class TimedStep:
@@ -61,7 +62,9 @@ class WordExecutor:
         self._random = random.Random(0)
 
     def launch(self, plan: StepPlan) -> TimedStep:
-        self._busy_until = max(self._busy_until, time.monotonic()) + self._step_s
+        tokens = sum(len(chunk.token_ids) for chunk in plan.prefill)
+        takes = self._step_s if plan.decode_slots else tokens * _PREFILL_TOKEN_S
+        self._busy_until = max(self._busy_until, time.monotonic()) + takes
         return TimedStep(self, plan, self._busy_until)
 
     def supply(self, masks: StepMidInput) -> None:
