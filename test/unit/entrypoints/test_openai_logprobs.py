@@ -88,8 +88,10 @@ def test_completions_say_where_tokens_lie_in_the_text(
 
 
 def test_no_likeliest_ones(desk: ChatDesk) -> None:
-    logprobs = complete(desk, ["ab"], prompt="x", logprobs=0)[0]["logprobs"]
-    assert logprobs["top_logprobs"] is None and len(logprobs["tokens"]) == 2
+    for echo in (False, True):
+        logprobs = complete(desk, ["ab"], prompt="xy", logprobs=0, echo=echo)[0]["logprobs"]
+        assert logprobs["top_logprobs"] is None
+        assert len(logprobs["tokens"]) == len(logprobs["token_logprobs"]) == (4 if echo else 2)
     for off in (None, False):
         assert complete(desk, ["ab"], prompt="x", logprobs=off)[0]["logprobs"] is None
 

@@ -14,18 +14,20 @@ Entry = tuple[float | None, int, str | None]
 
 
 class LogprobLists:
-    """Of neighbouring places; they grow."""
+    """Of neighbouring places; they grow. What is not wished stays empty."""
 
     def __init__(self) -> None:
         self.own: list[Entry] = []
         self.top: list[list[Entry] | None] = []
         self.named: list[list[Entry] | None] = []
 
-    def begin(self, token_id: int, text: str | None) -> None:
+    def begin(self, token_id: int, text: str | None, wish: RequestWish) -> None:
         """The first id of a prompt that is shown: nothing before it was looked at."""
         self.own.append((None, token_id, text))
-        self.top.append(None)
-        self.named.append(None)
+        if wish.num_top:
+            self.top.append(None)
+        if wish.token_ids:
+            self.named.append(None)
 
 
 class TextReport:
@@ -44,7 +46,7 @@ class TextReport:
         if wish.logprobs and self._next < len(prompt_ids):
             first = prompt_ids[self._next]
             self._next += 1
-            self.prompt.begin(first, text_of(first))
+            self.prompt.begin(first, text_of(first), wish)
 
     def add(self, report: TokenReport, new_ids: Sequence[int]) -> None:
         count = len(report.prompt.own)
@@ -54,7 +56,9 @@ class TextReport:
         for vectors in report.hidden:
             values: list[float] = array("d" if vectors.kind == "d" else "f", vectors.data).tolist()
             rows = [values[at : at + vectors.size] for at in range(0, len(values), vectors.size)]
-            self._hidden = rows if self._wish.hidden_states == "last" else self._hidden + rows
+            if self._wish.hidden_states == "last":
+                self._hidden.clear()
+            self._hidden += rows
 
     def _extend(self, lists: LogprobLists, told: Logprobs, ids: Sequence[int]) -> None:
         text_of = self._text_of
