@@ -55,10 +55,12 @@ class Committer:
         assert result.step_id == plan.step_id and len(result.tokens) == plan.num_rows == len(result.faults)
         self._stats.step_committed(now, result.device_time_s, result.used_graph)
         tally = DecodeTally(plan.draft_len, self._spec, bool(plan.row_drafts))
-        reports = {report.row: report for report in result.reports}
-        # Faults and tokens are the rows': the decode requests' come first.
-        rows = zip(step.decode_requests, result.tokens, result.faults, plan.drafts_of_rows, strict=False)
-        for row, (request, tokens, fault, drafts) in enumerate(rows):
+        told = _by_row(result)
+        # Faults, tokens and reports are the rows': the decode requests' come first.
+        rows = zip(
+            step.decode_requests, result.tokens, result.faults, plan.drafts_of_rows, told, strict=False
+        )
+        for request, tokens, fault, drafts, report in rows:
             assert tokens or fault, "a decode row chose nothing"
             request.num_in_flight -= 1
             request.num_choosing -= 1
@@ -66,7 +68,7 @@ class Committer:
                 self._ended_before(request)
                 continue
             if tokens:  # else a fault at once
-                self._commit_decode(request, tokens, drafts, tally, reports.get(row))
+                self._commit_decode(request, tokens, drafts, tally, report)
             if fault:
                 self._end_at_fault(request)
         num_prefilled = 0
@@ -77,7 +79,7 @@ class Committer:
             if request.finish is not None:
                 self._ended_before(request)
                 continue
-            self._commit_chunk(request, chunk, result.tokens[row], now, reports.get(row))
+            self._commit_chunk(request, chunk, result.tokens[row], now, told[row])
             if result.faults[row]:
                 self._end_at_fault(request)
             num_prefilled += len(chunk.token_ids)
@@ -190,6 +192,14 @@ class Committer:
             token_capacity=self._budget.token_capacity,
             num_paused=self._table.num_running if is_paused else 0,
         )
+
+
+def _by_row(result: StepResult) -> list[RowReport | None]:
+    """What each row tells: mostly nothing."""
+    told: list[RowReport | None] = [None] * len(result.tokens)
+    for report in result.reports:
+        told[report.row] = report
+    return told
 
 
 def _prefill_report(plan: StepPlan, num_prefilled: int) -> PrefillReport:

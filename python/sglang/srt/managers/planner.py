@@ -108,7 +108,8 @@ class Planner:
 
 def _is_masked(decoding: tuple[Request, ...], prefill: PrefillWork) -> bool:
     """Whether the host has a say in what some row of the step chooses."""
-    if any(request.waits_for_host for request in decoding):
+    # As ``waits_for_host``, without a call: every row of every step comes here.
+    if any(request.constraint is not None or request.processor is not None for request in decoding):
         return True
     rows = zip(prefill.requests, prefill.chunks, strict=True)
     return any(request.waits_for_host and chunk.is_last for request, chunk in rows)
