@@ -51,7 +51,7 @@ class Sizes:
         return 3 * self.most_steps + 8
 
 
-FULL = Sizes((64, 128, 256), 1024, 80, 3, 40)
+FULL = Sizes((64, 128, 256), 1024, 80, 4, 40)  # rounds: an even number, since contexts grow
 TINY = Sizes((4,), 16, 4, 1, 4)
 
 
