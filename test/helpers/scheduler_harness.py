@@ -221,6 +221,8 @@ class SchedulerHarness:
         )
         limit = self.info.context_len - len(prompt)
         limit = limit if params.max_new_tokens is None else min(limit, params.max_new_tokens)
+        if limit == 0:  # the prompt alone
+            return [], FinishReason(type="length", length=0), None
         ids = list(prompt)
         while True:
             before = decode(ids[len(prompt) :])

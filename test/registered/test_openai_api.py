@@ -135,6 +135,21 @@ class TestOpenAI(ServerTestCase):
         self.assertEqual((before[0], echoed["token_logprobs"][0]), (None, None))
         for value, other in zip(echoed["token_logprobs"][1:], [*before[1:], *expected], strict=True):
             self.assertAlmostEqual(value, other, places=4)
+        # A limit of 0 scores a text.
+        scored = self.post("/v1/completions", **body | {"max_tokens": 0}).json()
+        choice = scored["choices"][0]
+        self.assertEqual((choice["text"], choice["finish_reason"]), (prompt, "length"))
+        self.assertEqual(choice["logprobs"]["token_logprobs"], echoed["token_logprobs"][: len(before)])
+        self.assertEqual(scored["usage"]["completion_tokens"], 0)
+        for stream in (False, True):
+            fields = {"text": prompt, "sampling_params": {"max_new_tokens": 0}, "logprob_start_len": 0}
+            fields |= {"return_logprob": True, "top_logprobs_num": 1}
+            answer = self.stream("/generate", **fields)[-1] if stream else self.generate(**fields)
+            told = answer["meta_info"]
+            self.assertEqual((answer["text"], answer["output_ids"], told["completion_tokens"]), ("", [], 0))
+            self.assertEqual([entry[0] for entry in told["input_token_logprobs"]], before)
+            self.assertEqual((told["output_token_logprobs"], told["output_top_logprobs"]), ([], []))
+            self.assertEqual(told["finish_reason"], {"type": "length", "length": 0})
 
     def test_models(self) -> None:
         card = self.client.get("/v1/models").json()["data"][0]
@@ -162,7 +177,7 @@ class TestOpenAI(ServerTestCase):
             ({"prompt": "a", "max_tokens": 5000}, "4096"),
             ({"prompt": "a", "n": 0}, "n must"),
             ({"prompt": "a", "best_of": 2}, "best_of"),
-            ({"prompt": "a", "max_tokens": 0}, "max_tokens must be >= 1, got 0"),
+            ({"prompt": "a", "max_tokens": -1}, "max_tokens must be >= 0, got -1"),
             (
                 {"prompt": "a", "max_tokens": 1, "min_tokens": 2},
                 "min_tokens (2) must not exceed max_tokens (1)",

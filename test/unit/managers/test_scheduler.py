@@ -38,6 +38,19 @@ def test_serves_a_few_requests(spec: SpecShape | None, disable_overlap: bool) ->
     assert {plan.kind for plan in harness.executor.plans} == {StepKind.PREFILL, StepKind.DECODE}
 
 
+@BOTH_MODES
+@pytest.mark.parametrize("spec", [None, TREE])
+def test_a_limit_of_nothing_computes_the_prompt_alone(spec: SpecShape | None, disable_overlap: bool) -> None:
+    harness = SchedulerHarness(spec=spec, disable_overlap=disable_overlap, chunked_prefill_size=5)
+    for stream in (False, True):
+        harness.send([*range(1, 13)], max_new_tokens=0, stream=stream, stop=("a",), ignore_eos=False)
+    harness.send([3, 4], max_new_tokens=6)  # beside one that decodes
+    harness.run()
+    harness.check_end()
+    assert [len(answer.ids) for answer in harness.answers.values()].count(0) == 2
+    assert harness.cache.num_pages  # what was computed serves the next request
+
+
 def _message(prompt: list[int]) -> GenerateRequest:
     """What ``send`` makes of a prompt, with room for 60 tokens."""
     params = SamplingParams(max_new_tokens=60, sampling_seed=1, ignore_eos=True)

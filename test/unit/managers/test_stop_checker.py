@@ -57,6 +57,11 @@ def test_stop_strings(outputs: str, new: str, stops: tuple[str, ...], kept: int,
     assert hit == StopHit(kept, stop(matched), matched)
 
 
+@pytest.mark.parametrize("params", [{}, {"stop": ("a",)}, {"stop_token_ids": (97,)}, {"stop_regex": ("a",)}])
+def test_a_limit_of_nothing_keeps_nothing(params: dict[str, Any]) -> None:
+    assert check(make(max_new=0, **params), "a") == StopHit(0, FinishReason(type="length", length=0))
+
+
 def test_no_stop_trim_keeps_the_string() -> None:
     assert check(make("", stop=("b",), no_stop_trim=True), "abc") == StopHit(2, stop("b"), None)
 

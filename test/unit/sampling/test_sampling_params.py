@@ -47,7 +47,7 @@ def test_tiny_temperatures_are_greedy(temperature: float) -> None:
         ({"frequency_penalty": 2.1}, "frequency_penalty"),
         ({"presence_penalty": -2.1}, "presence_penalty"),
         ({"repetition_penalty": 0}, "repetition_penalty"),
-        ({"max_new_tokens": 0}, "max_new_tokens"),
+        ({"max_new_tokens": -1}, "max_new_tokens"),
         ({"max_new_tokens": 4, "min_new_tokens": 5}, "min_new_tokens"),
         ({"stop": [""]}, "stop"),
         ({"stop": ["x"] * 33}, "32"),

@@ -40,10 +40,10 @@ _COUNT: Final = {"minimum": 1, "maximum": LARGEST_INT}
 _FROM_0: Final = {"minimum": 0, "maximum": LARGEST_INT}
 _SEED: Final = {"minimum": -(2**63), "maximum": 2**63 - 1}
 RANGES: Final[dict[str, Schema]] = {
-    "max_new_tokens": _COUNT,
-    "max_tokens": _COUNT,
-    "max_completion_tokens": _COUNT,
-    "max_output_tokens": _COUNT,
+    "max_new_tokens": _FROM_0,
+    "max_tokens": _FROM_0,
+    "max_completion_tokens": _FROM_0,
+    "max_output_tokens": _FROM_0,
     "min_new_tokens": _FROM_0,
     "min_tokens": _FROM_0,
     "temperature": {"minimum": 0, "maximum": LARGEST_NUMBER},

@@ -55,7 +55,9 @@ class StopChecker:
         num_before, stop_ids = request.num_outputs, request.stop_ids
         for count, token in enumerate(new_ids, start=num_before + 1):
             if count >= request.max_new_tokens:
-                return StopHit(count - num_before, FinishReason(type="length", length=count))
+                # With a limit of 0 (the prompt is to be computed and told about) the first id isn't kept.
+                most = request.max_new_tokens
+                return StopHit(most - num_before, FinishReason(type="length", length=most))
             if token in stop_ids and count > request.params.min_new_tokens:
                 return StopHit(count - num_before, FinishReason(type="stop", matched=token))
         return None
@@ -101,7 +103,7 @@ class StopChecker:
 
 def _end(new_ids: Sequence[int], hit: StopHit | None) -> int:
     """So many ids come before the one that stops."""
-    return len(new_ids) if hit is None else hit.num_kept - 1
+    return len(new_ids) if hit is None else max(hit.num_kept - 1, 0)
 
 
 def _new_match(stops: Sequence[str], before: str, after: str) -> str | None:

@@ -144,7 +144,7 @@ class SamplingParams:
             f"repetition_penalty must be in (0, 2], got {self.repetition_penalty}",
         )
         limit = self.max_new_tokens
-        need(limit is None or limit >= 1, f"max_new_tokens must be >= 1, got {limit}")
+        need(limit is None or limit >= 0, f"max_new_tokens must be >= 0, got {limit}")
         need(self.min_new_tokens >= 0, f"min_new_tokens must be >= 0, got {self.min_new_tokens}")
         need(
             limit is None or self.min_new_tokens <= limit,
