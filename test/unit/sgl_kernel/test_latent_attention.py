@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -243,6 +243,18 @@ def test_all_sizes_fit(num_heads: int, info: DeviceInfo) -> None:
     compiled(num_heads, 16, info, tree=True)
     compiled(num_heads, 64, info, page_size=64, tree=True)
     compiled(num_heads, 4, info, dtype=FP8)
+
+
+def test_more_levels_of_merging_than_a_group_has_counters_are_refused() -> None:
+    """257 chunks in groups of 4 take 5 levels: a counter would be another group's."""
+    workspace = LatentWorkspace(8, R, 1, torch.device("meta"), 2, H200)
+    workspace = LatentWorkspace(
+        8, R, 1, torch.device("meta"), 2, H200, config=replace(workspace.usual_config(1), fan_in=4)
+    )
+    rows, table = meta(2, dtype=torch.int64), meta(3, 64, dtype=torch.int32)
+    plan = workspace.plan(rows, rows, table, View(1), 0)
+    with pytest.raises(AssertionError, match="need a larger fan_in"):
+        latent_launch(meta(2, 8, R + ROPE), meta(64, R + ROPE), meta(2, 8, R), plan, 1.0, None)
 
 
 def test_writes_fit() -> None:

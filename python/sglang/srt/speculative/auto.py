@@ -17,8 +17,8 @@ from sglang.srt.speculative.toggle import Decision, Reason
 
 LEAST_HOPE: Final = 0.005  # a probe must promise this much more than the best known choice
 LEAST_CHARGE: Final = 0.01  # of a probe's time: none is free
-# Draft lengths of the rows' own must promise so much more than the best common one: an H200 has shown a loss of
-# 2.6 % where they promised 1 % more.
+# Draft lengths of the rows' own must promise so much more than the best common one: an H200 has shown a loss
+# of 2.6 % where they promised 1 % more.
 RAGGED_MARGIN: Final = 0.02
 
 

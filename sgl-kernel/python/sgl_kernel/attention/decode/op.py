@@ -69,6 +69,7 @@ def decode_launch(
     from sgl_kernel.attention.decode.kernels import decode_kernel
 
     shape, view, config = plan.shape, plan.view, plan.config
+    plan.check_levels()
     assert kv.is_contiguous() and out.is_contiguous()
     assert kv_scale is None or kv_scale.shape == (shape.num_kv_heads, 2)
     assert sinks is None or (sinks.shape == (shape.num_heads,) and sinks.is_contiguous())

@@ -92,6 +92,12 @@ class DecodePlan:
         window = self.view.window
         return max(self.config.min_chunk, window + self.view.extra if window <= WHOLE_WINDOW else 0)
 
+    def check_levels(self) -> None:
+        """Partials are merged in groups of ``fan_in``, levels of which share a group's counters: a level a
+        counter (``merging.kernels``)."""
+        fan_in = self.config.fan_in
+        assert self.num_partials <= fan_in**fan_in, f"{self.num_partials} partials need a larger fan_in"
+
     @property
     def num_tiles(self) -> int:
         """Of (query, head) pairs of a row and KV head."""

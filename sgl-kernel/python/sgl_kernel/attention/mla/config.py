@@ -48,7 +48,7 @@ def _measured(tile_rows: int, latent_dim: int, is_wordy: bool) -> DecodeConfig:
         num_warps=4 if small else 8,
         num_stages=3,
         programs_per_sm=2 if small else 1,
-        min_chunk=64 if small else 128,
-        fan_in=4 if small else 8,
+        min_chunk=128,
+        fan_in=8,
         at_once=4 if small and latent_dim <= 128 else 1 if small or is_wordy else 2,
     )

@@ -89,6 +89,7 @@ def latent_launch(
     from sgl_kernel.attention.mla.attending.kernels import latent_kernel
 
     shape, view, config = plan.shape, plan.view, plan.config
+    plan.check_levels()
     assert q.stride()[1:] == (latents.shape[1], 1) and latents.is_contiguous() and out.is_contiguous()
     assert kv_scale is None or kv_scale.shape == (2,)
     rope_dim, scratch_offset = latents.shape[1] - shape.head_dim, 0
