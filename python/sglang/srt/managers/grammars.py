@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ from sglang.srt.constrained.constraint import Constraint
 from sglang.srt.constrained.grammar import GrammarSpec, Matcher
 from sglang.srt.constrained.rules import NoGrammar, make_rules
 from sglang.srt.constrained.vocabulary import Vocabulary, blank_vocabulary
-from sglang.srt.managers.finish import BAD_REQUEST, Finisher, abort_reason
+from sglang.srt.managers.finish import BAD_REQUEST, INTERNAL_ERROR, Finisher, abort_reason
 from sglang.srt.managers.io_struct import FinishReason
 from sglang.srt.managers.planner import PlannedStep
 from sglang.srt.managers.request import Request, RequestState
@@ -25,6 +26,9 @@ NO_BACKEND = (
     " response_format can't be used"
 )
 DEAD_END = "no token of this model's vocabulary goes on as the grammar wants: the output ends here"
+BROKEN = "the grammar's library failed in the middle of this request, and the output ends here: see the log"
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +114,11 @@ class Grammars:
 
     # ---- in a step
 
-    @staticmethod
-    def masks(step: PlannedStep, drafts: StepDrafts | None) -> StepMidInput:
+    def masks(self, step: PlannedStep, drafts: StepDrafts | None) -> StepMidInput:
         """For a masked step, when everything launched before it has been committed.
 
-        ``drafts``: of a speculative one.
+        ``drafts``: of a speculative one. A request whose library fails ends here; what its row chooses
+        without a mask is seen by nobody.
         """
         plan = step.plan
         first_chunk = len(plan.decode_slots)
@@ -137,10 +141,13 @@ class Grammars:
                 edits.append(_edit(row, request, tokens[:num_verified], parents))
             if constraint is None:
                 continue
+            most = request.max_accepted(plan.draft_len)
+            try:
+                parts.append(constraint.masks(request.num_outputs, tokens, parents, most))
+            except Exception:
+                self._finisher.finish(request, _broken(request))
+                continue
             rows.append(row)
-            parts.append(
-                constraint.masks(request.num_outputs, tokens, parents, request.max_accepted(plan.draft_len))
-            )
         masks = np.stack(parts).tobytes() if parts else b""
         return StepMidInput(plan.step_id, tuple(rows), num_nodes, masks, tuple(edits))
 
@@ -153,6 +160,12 @@ def _edit(row: int, request: Request, tokens: Sequence[int], parents: Sequence[i
     return RowEdit(row, request.slot, request.prompt_len, tuple(request.ids), tuple(paths))
 
 
+def _broken(request: Request) -> FinishReason:
+    """Whatever a library raises about one text is no reason to end the others."""
+    logger.exception("request %s: its grammar's library failed", request.rid)
+    return abort_reason(BROKEN, INTERNAL_ERROR)
+
+
 def held_to_grammar(request: Request, tokens: Sequence[int], hit: StopHit | None) -> StopHit | None:
     """The grammar takes the new ids; ``hit``: where they stop without it. Where they stop with it."""
     constraint = request.constraint
@@ -160,7 +173,11 @@ def held_to_grammar(request: Request, tokens: Sequence[int], hit: StopHit | None
         return hit
     num_kept = hit.num_kept if hit is not None else len(tokens)
     for count, token in enumerate(tokens[:num_kept], start=1):
-        if not constraint.advance(token):
+        try:
+            taken = constraint.advance(token)
+        except Exception:
+            return StopHit(count - 1, _broken(request))
+        if not taken:
             return StopHit(count - 1, abort_reason(DEAD_END, BAD_REQUEST))
         if constraint.is_terminated:
             if hit is not None and count == num_kept:
