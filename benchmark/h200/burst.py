@@ -49,9 +49,7 @@ class Burst:
     def run(self, labels: dict[str, object], cached: bool) -> None:
         """``cached``: prompts may come again, and are then found in the prefix cache, in every mode."""
         info = self._executor.info
-        config = SchedulerConfig(
-            max_running_requests=info.num_slots, chunked_prefill_size=info.default_chunk
-        )
+        config = SchedulerConfig(max_running_requests=info.num_slots, chunked_prefill_size=info.default_chunk)
         cache = RadixCache(info.page_size) if cached else None
         engine = InProcess(self._executor, config, cache, self._clock)
         trace = arrivals(BURST, 0, self._options)
