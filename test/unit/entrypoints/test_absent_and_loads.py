@@ -67,6 +67,9 @@ def test_loads(desk: BusyDesk) -> None:
     spec = desk.ask("GET", "/v1/loads?include=core,spec").json()["loads"][0]
     assert spec["speculative"] == {"accept_length": 2.5, "accept_rate": 0.5}
     assert "memory" not in spec and spec["num_running_reqs"] == 3
+    (early,) = desk.ask("GET", "/get_load").json()
+    assert early.pop("ts_tic") > 0
+    assert early == {"dp_rank": 0, "num_reqs": 5, "num_waiting_reqs": 2, "num_tokens": 250}
 
 
 def test_loads_for_prometheus(desk: BusyDesk) -> None:

@@ -295,6 +295,7 @@ def test_traces_without_the_packages(monkeypatch: pytest.MonkeyPatch) -> None:
         ("--log-requests-level 4", "from 0 to 3"),
         ("--export-metrics-to-file", "need each other"),
         ("--export-metrics-to-file --export-metrics-to-file-dir nowhere", "nowhere is not a folder"),
+        ("--crash-dump-folder /dev/null/dumps", "/dev/null/dumps can't be made: Not a directory"),
         ("--max-request-body-mb 0", "at least 1"),
         ("--drain-timeout -1", "at least 0"),
         ("--watchdog-timeout -1", "at least 0"),

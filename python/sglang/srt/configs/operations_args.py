@@ -172,6 +172,13 @@ def check_observability(args: OperationsArgs) -> None:
         raise ServerArgsError("--export-metrics-to-file and --export-metrics-to-file-dir need each other")
     if folder is not None and not Path(folder).is_dir():
         raise ServerArgsError(f"--export-metrics-to-file-dir {folder} is not a folder")
+    if args.crash_dump_folder is not None:
+        try:  # now: after a crash it would be too late
+            Path(args.crash_dump_folder).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ServerArgsError(
+                f"--crash-dump-folder {args.crash_dump_folder} can't be made: {error.strerror}"
+            ) from None
     for name in ("bucket_time_to_first_token", "bucket_inter_token_latency", "bucket_e2e_request_latency"):
         check_borders(option_name(name), getattr(args, name))
     token_borders("--prompt-tokens-buckets", args.prompt_tokens_buckets)

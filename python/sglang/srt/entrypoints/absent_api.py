@@ -19,6 +19,7 @@ _NO_UPDATES: Final = "start a new server with the other weights"
 _NO_SESSIONS: Final = "send the whole conversation: what it has in common with an earlier one is cached"
 _NO_OLLAMA: Final = "use /v1/chat/completions or /v1/completions"
 _NO_PROFILE: Final = "python -m sglang.bench_one_batch --profile profiles a step"
+_OF_THE_MODEL: Final = "GET /model_info has it"
 _HERE: Final = "there is nothing to switch on this server"
 
 _OPENAI: Final[dict[str, str]] = {
@@ -31,6 +32,8 @@ _OPENAI: Final[dict[str, str]] = {
 _NATIVE: Final[dict[str, str]] = {
     "/encode": _TEXT_ONLY,
     "/classify": _TEXT_ONLY,
+    "/weight_version": _OF_THE_MODEL,
+    "/get_weight_version": _OF_THE_MODEL,
     "/invocations": "send it to /v1/chat/completions",
     "/vertex_generate": "send it to /generate",
     **{f"/api/{name}": _NO_OLLAMA for name in ("chat", "generate", "tags", "show", "version")},

@@ -1,4 +1,4 @@
-"""GET /v1/loads: how busy the server is, for whoever spreads requests over several of them.
+"""GET /v1/loads and /get_load: how busy the server is, for whoever spreads requests over several of them.
 
 Under SGLang's names; ``loads`` has one entry, since there is one scheduler.
 """
@@ -13,7 +13,7 @@ from typing import Any, Final
 from fastapi import APIRouter
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from sglang.srt.entrypoints.answering import error_response, openai_error
+from sglang.srt.entrypoints.answering import error_response, native_error, openai_error
 from sglang.srt.entrypoints.context import ServerContext
 from sglang.srt.managers.text_request import RequestError
 from sglang.version import __version__
@@ -49,7 +49,27 @@ def loads_router(context: ServerContext) -> APIRouter:
         now = datetime.now(UTC).isoformat()
         return JSONResponse({"timestamp": now, "version": __version__, "loads": [load]})
 
+    @router.get("/get_load")
+    async def get_load() -> Response:
+        """What SGLang's gateway asks of servers before they had /v1/loads, and still does."""
+        try:
+            state = await context.manager.get_state(after_step=_NO_STEPS)
+        except RequestError as error:
+            return error_response(error, native_error)
+        return JSONResponse([_early_form(_core(state))])
+
     return router
+
+
+def _early_form(core: dict[str, Any]) -> dict[str, Any]:
+    waiting = core["num_waiting_reqs"]
+    return {
+        "dp_rank": core["dp_rank"],
+        "num_reqs": core["num_running_reqs"] + waiting,
+        "num_waiting_reqs": waiting,
+        "num_tokens": core["num_used_tokens"],
+        "ts_tic": time.monotonic(),
+    }
 
 
 def _asked(include: str) -> set[str]:

@@ -63,6 +63,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
         "End a response in the background", error="ResponsesError", statuses=(404,)
     ),
     "/v1/loads": Operation("How busy the server is", None, (_JSON, _TEXT), _OPENAI),
+    "/get_load": Operation("How busy the server is, in SGLang's early form"),
     "/v1/models": Operation("The models: one"),
     "/v1/models/{model_id}": Operation("The model of that name", error="NestedError", statuses=(404,)),
     "/v1/messages": Operation("Anthropic's messages", "MessagesBody", _STREAMED, "AnthropicError"),
