@@ -46,14 +46,14 @@ class Cell:
 
 
 def is_ordinary(cell: Cell) -> bool:
-    """Each feature in a batch of one of the modes with a drafter, in turn; a third in a plain batch, and some
+    """Each feature in a batch of one of the modes with a drafter, in turn; a few in a plain batch, and some
     alone in the other mode with a drafter. Greedy or sampled, streamed or not: in turn."""
     at = NAMES.index(cell.feature)
     if cell.choice != ordinary_choice(cell.feature) or cell.streamed != bool((at // 4 + cell.mixed) % 2):
         return False
     drafting = ("speculative", "switching")[at // 2 % 2]
     if cell.mixed:
-        return cell.mode == drafting or (cell.mode == "plain" and at % 3 == 0)
+        return cell.mode == drafting or (cell.mode == "plain" and at % 7 == 0)
     return cell.mode in ORDINARY_MODES[1:] and cell.mode != drafting and at // 2 % 8 in (0, 3)
 
 
