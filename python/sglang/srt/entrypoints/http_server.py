@@ -46,7 +46,7 @@ from sglang.srt.entrypoints.parse_api import parse_router
 from sglang.srt.entrypoints.prepare import Prepared, StartError
 from sglang.srt.entrypoints.responses.api import responses_router
 from sglang.srt.entrypoints.server_runtime import ServerRuntime, metrics_folder
-from sglang.srt.entrypoints.shared_port import shared_instead
+from sglang.srt.entrypoints.shared_port import bind, shared_instead
 from sglang.srt.entrypoints.tokenize_api import tokenize_router
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.server_args import ServerArgs
@@ -125,18 +125,12 @@ def listen(host: str, port: int) -> socket.socket:
         StartError: it can't be had.
     """
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
+        return bind(host, port)
     except OSError as error:
         reason = error.strerror or str(error)
         raise StartError(
             f"can't listen on {host}:{port}: {reason}; choose another with --host or --port"
         ) from error
-    return listener
 
 
 def open_port(listener: socket.socket) -> None:

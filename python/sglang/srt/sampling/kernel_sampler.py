@@ -76,7 +76,8 @@ class KernelSampler:
         return any(self.states.is_sampled(slot) for slot in slots_cpu)
 
     def choose(self, logits: torch.Tensor, rows: ChoiceRows, masks: ChoiceMasks | None = None) -> Choice:
-        """``choose_nodes`` as ``Sampler.choose`` is called. logits: [R * N, V] float32, used up."""
+        """``choose_nodes`` as ``Sampler.choose`` is called. logits: [R * N, V] float32, changed in
+        place by rules and masks, by nothing else."""
         kind, depths = Depths.CHAIN, None
         if rows.mask is not None:
             kind, depths = Depths.TREE, rows.depths.contiguous()
