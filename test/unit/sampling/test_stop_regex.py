@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -108,6 +109,15 @@ def test_a_search_without_end_ends_its_request_alone(monkeypatch: pytest.MonkeyP
     _, hit = stopped_at(make(("(a|aa)+[bc]",)), [97] * 200, [150])
     assert hit is not None and hit.finish.type == "abort"
     assert hit.finish.message == TOO_SLOW and hit.finish.status_code == 400
+
+
+def test_the_searches_at_a_token_share_one_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter((0.0, 0.15, 1.0, 1.15, 2.0, 2.1))  # a search takes 0.15 s
+    monkeypatch.setattr(stop_regex, "time", SimpleNamespace(perf_counter=lambda: next(now)))
+    patience = stop_regex.Patience()
+    assert [patience.spend(lambda limit_s: limit_s) for _ in range(2)] == pytest.approx([0.2, 0.05])
+    with pytest.raises(stop_regex.StopRegexTooSlow):
+        patience.spend(lambda limit_s: limit_s)
 
 
 @pytest.mark.parametrize(

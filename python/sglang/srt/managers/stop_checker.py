@@ -9,7 +9,7 @@ from sglang.srt.managers.finish import BAD_REQUEST, abort_reason
 from sglang.srt.managers.io_struct import FinishReason
 from sglang.srt.managers.request import Request
 from sglang.srt.sampling.sampling_params import SamplingParams
-from sglang.srt.utils.stop_regex import MOST_IDS, StopRegexTooSlow
+from sglang.srt.utils.stop_regex import MOST_IDS, Patience, StopRegexTooSlow
 
 # Ids before a stop string's own bytes, so that a window that begins inside a character (or whose
 # first blank the tokenizer drops) still decodes the part that matters.
@@ -87,9 +87,10 @@ class StopChecker:
             ids.append(token)
             if request.num_outputs + count < request.params.min_new_tokens:
                 continue
+            patience = Patience()
             try:
                 for pattern in request.stop_patterns:
-                    if pattern.is_new(self._decode, ids):
+                    if pattern.is_new(self._decode, ids, patience):
                         return StopHit(count, FinishReason(type="stop", matched=pattern.text))
             except StopRegexTooSlow:
                 return StopHit(count, abort_reason(TOO_SLOW, BAD_REQUEST))

@@ -7,16 +7,19 @@ What it sees depends on the token it is tried at alone, never on how many tokens
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import regex
+
+T = TypeVar("T")
 
 MOST_IDS: Final = 1024
 MOST_CHARACTERS: Final = 4096  # of a pattern
 TIME_LIMIT_S: Final = 0.2
-"""Of one search: the loop waits for it, and a pattern may take for ever on the wrong text."""
+"""Of all searches at one token: the loop waits for them, and one may take for ever on the wrong text."""
 
 _MARGIN: Final = 4  # ids: a window may begin inside a character, and \b looks at one before it
 _INCOMPLETE: Final = "\ufffd"  # stands for the bytes of a character that is not complete yet
@@ -28,6 +31,29 @@ class StopRegexError(ValueError):
 
 class StopRegexTooSlow(Exception):
     """A search has not ended in time."""
+
+
+class Patience:
+    """How long a request's searches at one token may still take, however many patterns it has."""
+
+    def __init__(self) -> None:
+        self._left_s = TIME_LIMIT_S
+
+    def spend(self, search: Callable[[float], T]) -> T:
+        """``search``: is given the seconds that it may take.
+
+        Raises:
+            StopRegexTooSlow: it takes longer.
+        """
+        began = time.perf_counter()
+        try:
+            if self._left_s > 0:
+                return search(self._left_s)
+        except TimeoutError:
+            pass
+        finally:
+            self._left_s -= time.perf_counter() - began
+        raise StopRegexTooSlow
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +82,7 @@ class StopPattern:
             raise StopRegexError(f"{text!r} matches an empty text, so that every reply would end at once")
         return StopPattern(text, compiled, _window(text))
 
-    def is_new(self, decode: Callable[[list[int]], str], outputs: Sequence[int]) -> bool:
+    def is_new(self, decode: Callable[[list[int]], str], outputs: Sequence[int], patience: Patience) -> bool:
         """Whether the last of ``outputs`` completes a match: one that was not there without it.
 
         Raises:
@@ -67,17 +93,19 @@ class StopPattern:
         # A text that goes on to the left has no beginning, where ^ would match.
         first = 1 if begin else 0
         after = decode(seen).rstrip(_INCOMPLETE)
-        try:
-            if self.compiled.search(after, first, timeout=TIME_LIMIT_S) is None:
-                return False
-            before = decode(seen[:-1]).rstrip(_INCOMPLETE) if len(seen) > 1 else ""
-            return bool(self._matches(after, first) - self._matches(before, first))
-        except TimeoutError:
-            raise StopRegexTooSlow(self.text) from None
+        found = patience.spend(lambda limit_s: self.compiled.search(after, first, timeout=limit_s))
+        if found is None:
+            return False
+        before = decode(seen[:-1]).rstrip(_INCOMPLETE) if len(seen) > 1 else ""
+        now, then = (self._matches(text, first, patience) for text in (after, before))
+        return bool(now - then)
 
-    def _matches(self, text: str, first: int) -> set[tuple[int, int]]:
-        found = self.compiled.finditer(text, first, overlapped=True, timeout=TIME_LIMIT_S)
-        return {match.span() for match in found}
+    def _matches(self, text: str, first: int, patience: Patience) -> set[tuple[int, int]]:
+        def search(limit_s: float) -> set[tuple[int, int]]:
+            found = self.compiled.finditer(text, first, overlapped=True, timeout=limit_s)
+            return {match.span() for match in found}
+
+        return patience.spend(search)
 
 
 def _window(text: str) -> int:
