@@ -78,6 +78,29 @@ def test_a_much_higher_priority_takes_the_place_of_what_runs(disable_overlap: bo
     harness.check_end()
 
 
+def test_nobody_gives_way_where_that_makes_no_room() -> None:
+    """Pages of a common prefix are there for others only when the last of those that share it has left."""
+    harness = SchedulerHarness(num_pages=44, priorities=PriorityRules(preemption_threshold=0))
+    prefix = list(range(1, 21))
+    harness.send([*prefix, 30], max_new_tokens=1, priority=0)
+    harness.run()
+    sharing = [
+        harness.send([*prefix, 31 + i], rid=f"sharing {i}", max_new_tokens=5, priority=priority)
+        for i, priority in enumerate((0, 0, 50))
+    ]
+    harness.step()
+    harness.step()
+    harness.send(list(range(39, 17, -1)), rid="large", max_new_tokens=2, priority=10)
+    harness.step()
+    assert [request.rid for request in harness.scheduler.table.waiting] == ["large"]
+    harness.run()
+    for rid in sharing:
+        stats = harness.answers[rid].stats
+        assert stats is not None and stats.num_retractions == 0
+    assert len(harness.answers["large"].ids) == 2
+    harness.check_end()
+
+
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10_000), threshold=st.sampled_from((0, 3, None)))
 def test_random_arrivals_of_all_priorities_are_answered_right(seed: int, threshold: int | None) -> None:

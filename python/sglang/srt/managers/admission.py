@@ -117,12 +117,25 @@ class PrefillPlanner:
             return False
         match = self._match(request)
         handle = self._cache.lock(match)
-        room = self._budget.num_available + sum(len(other.pages) for other in leaving)
+        room = self._available_without(leaving)
         self._cache.unlock(handle)
         num_pages = self._budget.pages_for(len(request.ids)) - len(match.pages)
         if staying:
             num_pages += sum(self._decode_reserve(other) for other in (*staying, request))
         return num_pages <= room
+
+    def _available_without(self, leaving: Sequence[Request]) -> int:
+        """What the cache holds for several is there when the last of them has left."""
+        own = 0
+        for other in leaving:
+            assert other.cache_handle is not None
+            self._cache.unlock(other.cache_handle)
+            own += len(other.pages) - other.num_cache_pages + len(other.duplicate_pages)
+        available = self._budget.num_available + own
+        for other in leaving:
+            assert other.cache_handle is not None
+            self._cache.lock_again(other.cache_handle)
+        return available
 
     def _match(self, request: Request) -> PrefixMatch:
         if request.match_keys is None:

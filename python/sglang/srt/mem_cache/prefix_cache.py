@@ -75,6 +75,10 @@ class PrefixCache(Protocol):
 
     def unlock(self, handle: CacheHandle) -> None: ...
 
+    def lock_again(self, handle: CacheHandle) -> None:
+        """One that was unlocked, with nothing inserted or evicted since."""
+        ...
+
     def insert(
         self, keys: np.ndarray, pages: Sequence[int], held: CacheHandle, salt: bytes = b""
     ) -> Insertion:
@@ -117,6 +121,9 @@ class NoCache:
         return self._handle
 
     def unlock(self, handle: CacheHandle) -> None:
+        assert handle is self._handle
+
+    def lock_again(self, handle: CacheHandle) -> None:
         assert handle is self._handle
 
     def insert(

@@ -83,6 +83,10 @@ class RadixCache:
                 self._offer(node)
             node = node.parent
 
+    def lock_again(self, handle: CacheHandle) -> None:
+        assert isinstance(handle, TreeNode)
+        self._lock(handle)
+
     def _lock(self, handle: TreeNode) -> None:
         self._uses += 1
         node: TreeNode | None = handle
