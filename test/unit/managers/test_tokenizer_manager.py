@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from helpers.tiny_tokenizer import write_byte_tokenizer
 
+from sglang.srt.managers import tokenizer_manager
 from sglang.srt.managers.io_struct import (
     AbortRequest,
     ControlReply,
@@ -18,6 +19,7 @@ from sglang.srt.managers.io_struct import (
     FlushCacheRequest,
     GenerateRequest,
     RequestStats,
+    RequestWish,
     SetStateRequest,
     TextBatch,
     TextOutput,
@@ -233,3 +235,19 @@ def test_failure_answers_everything_and_refuses_the_rest(desk: Desk) -> None:
         desk.answer(sample.rid, "late")  # what was on its way is dropped
 
     run(scenario())
+
+
+@pytest.mark.parametrize(("start", "most"), [(0, 2), (2, 3), (-1, 9)])
+def test_a_prompt_is_not_told_more_ids_than_fit(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, start: int, most: int
+) -> None:
+    monkeypatch.setattr(tokenizer_manager, "MOST_PROMPT_LOGPROBS", 12)
+
+    def asked(num_top: int) -> TextRequest:
+        return replace(request([5] * 6), wish=RequestWish(True, start, num_top - 1, (7,)))
+
+    run(desk.manager.submit([asked(most)]))
+    if start >= 0:
+        with pytest.raises(RequestError, match="ask for fewer ids"):
+            run(desk.manager.submit([asked(most + 1)]))
+    assert len(desk.sent) == 1

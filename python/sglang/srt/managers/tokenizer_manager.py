@@ -43,6 +43,8 @@ from sglang.srt.utils.text_tokenizer import TextTokenizer
 _SEED_BITS = 63
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _TOO_LONG = "context_length_exceeded"  # OpenAI's word
+MOST_PROMPT_LOGPROBS = 4 << 20
+"""Of ids beside a prompt's own: half a gigabyte here, and a second in which no other request goes on."""
 _TOKENIZE_IN_THREAD = 4000  # characters: from here on it would hold up other requests
 
 
@@ -186,6 +188,14 @@ class TokenizerManager:
         if wish.logprob_start > len(ids):
             raise RequestError(
                 f"logprob_start_len ({wish.logprob_start}) is more than the prompt's tokens ({len(ids)})"
+            )
+        places = len(ids) - wish.logprob_start if wish.logprob_start >= 0 else 0
+        others = wish.num_top + len(wish.token_ids or ())
+        if places * others > MOST_PROMPT_LOGPROBS:
+            raise RequestError(
+                f"log-probabilities of {others} ids at each of {places} places of the prompt are more than"
+                f" {MOST_PROMPT_LOGPROBS}: ask for fewer ids (top_logprobs_num, token_ids_logprob), or of a"
+                " shorter part (logprob_start_len)"
             )
         if wish.hidden_states and not self.limits.hidden_states:
             raise RequestError(
