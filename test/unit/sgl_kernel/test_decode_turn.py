@@ -132,14 +132,16 @@ def ends_of_chunks(case: Case) -> set[int]:
     return set(found[(found > 0) & (found < case.plan.view.query_len)].tolist())
 
 
+def compare_split(base: int, end: int) -> None:
+    """The last of 9 chunks of 128 begins at 1024."""
+    case = make_case(AttentionShape(2, 1, 64, 1), [base, 60, 0], View(16, 16, causal=True))
+    compare(case)
+    assert ends_of_chunks(case) == {end}
+
+
 def body_splits() -> None:
     """Chunks that end amid the new places, merged at once and in levels."""
-    shape, seen = AttentionShape(2, 1, 64, 1), set()
-    for base in (1010, 1014, 1023):  # the last of 9 chunks of 128 begins at 1024
-        case = make_case(shape, [base, 60, 0], View(16, 16, causal=True))
-        compare(case)
-        seen |= ends_of_chunks(case)
-    assert seen == {14, 10, 1}
+    compare_split(1014, 10)
     lens = [2500, 20, 0, 300]
     case = make_case(AttentionShape(2, 1, 64, 16), lens, View(1, 1, causal=True))
     assert case.plan.items[:, 6].max() > 16
@@ -175,8 +177,13 @@ def body_scratch() -> None:
     compare_scratch(AttentionShape(4, 1, 64, 1), [33, 90, 0, 1], 4, 0)
     compare_scratch(AttentionShape(4, 2, 128, 16), [33, 0, 250], 4, 4, norms=True)
     # The new places of a level lie in two chunks, behind those of the levels above.
-    for base in (1006, 1012):
-        compare_scratch(AttentionShape(3, 1, 64, 1), [base, 60], 8, 8)
+    compare_scratch(AttentionShape(3, 1, 64, 1), [1012, 60], 8, 8)
+
+
+def body_other_ends() -> None:
+    compare_split(1010, 14)
+    compare_split(1023, 1)
+    compare_scratch(AttentionShape(3, 1, 64, 1), [1006, 60], 8, 8)
 
 
 def body_types() -> None:
@@ -231,7 +238,16 @@ def body_all(names: list[str]) -> None:
         globals()[f"body_{name}"]()
 
 
-@pytest.mark.parametrize("bodies", [["shapes", "faults"], ["splits"], ["types", "scratch"]], ids="-".join)
+@pytest.mark.parametrize(
+    "bodies",
+    [
+        ["shapes", "faults"],
+        ["splits"],
+        ["types", "scratch"],
+        pytest.param(["other_ends"], marks=pytest.mark.long),
+    ],
+    ids="-".join,
+)
 def test_turning_equals_two_launches(bodies: list[str]) -> None:
     interpret(__file__, "body_all", names=bodies)
 

@@ -171,6 +171,14 @@ def body_drafts() -> None:
 
 
 def body_filters() -> None:
+    check_filters("random", "two values")
+
+
+def body_other_filters() -> None:
+    check_filters("steep", "flat")
+
+
+def check_filters(*names: str) -> None:
     """Against the server's filter: limits alone and together, ties at the cutoff, flat and steep rows."""
     cases = [
         (k, p, m)
@@ -181,7 +189,7 @@ def body_filters() -> None:
     ]  # fmt: skip
     k, p, m = (torch.tensor(column) for column in zip(*cases, strict=True))
     slots = torch.arange(len(cases))
-    for name in ("random", "steep", "flat", "two values"):
+    for name in names:
         logits = torch.randn(len(cases), V, generator=torch.Generator().manual_seed(5))
         logits = {
             "random": logits,
@@ -247,7 +255,7 @@ def body_all() -> None:
         globals()[body]()
 
 
-@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("body", (*BODIES, "body_other_filters"))
 def test_references_equal_the_server(body: str) -> None:
     globals()[body]()
 
@@ -255,6 +263,12 @@ def test_references_equal_the_server(body: str) -> None:
 def test_kernels_equal_the_server() -> None:
     pytest.importorskip("triton", reason="kernels need triton")
     interpret(__file__, "body_all")
+
+
+@pytest.mark.long
+def test_kernels_filter_steep_and_flat_rows() -> None:
+    pytest.importorskip("triton", reason="kernels need triton")
+    interpret(__file__, "body_other_filters")
 
 
 def _meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
