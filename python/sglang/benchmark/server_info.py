@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from typing import Any, Final
 
@@ -26,6 +27,7 @@ async def wait_until_ready(session: aiohttp.ClientSession, base_url: str, timeou
         ServerProblem: not in time.
     """
     deadline, reason = time.monotonic() + timeout_s, ""
+    told = False
     while timeout_s > 0:
         try:
             async with session.get("v1/models", timeout=_ANSWER) as response:
@@ -39,6 +41,9 @@ async def wait_until_ready(session: aiohttp.ClientSession, base_url: str, timeou
                 f"no server at {base_url} within {timeout_s:g} s ({reason}):"
                 " start it, or say where it is with --base-url, or --host and --port"
             )
+        if not told:
+            print(f"waiting up to {timeout_s:g} s for a server at {base_url} ({reason})", file=sys.stderr)
+            told = True
         await asyncio.sleep(_POLL_S)
 
 
