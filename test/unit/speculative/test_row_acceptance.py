@@ -184,9 +184,9 @@ def test_a_common_length_may_be_probed() -> None:
 
 def table(rows: int) -> CostTable:
     """Verified tokens cost most, as where there are many rows."""
-    common = [StepCost(k, rows, 1.0 + 0.05 * k + 0.5 * k, 0.0) for k in range(4)]
+    common = [StepCost(k, rows, 1.0 + 0.05 * k + 0.48 * k, 0.0) for k in range(4)]
     ragged = [
-        StepCost(k, rows, 1.0 + 0.05 * k + 0.5 * (share - 1), 0.0, int(share * rows))
+        StepCost(k, rows, 1.0 + 0.05 * k + 0.48 * (share - 1), 0.0, int(share * rows))
         for k in (1, 2, 3)
         for share in (1.5, 2.0, 2.5)
         if share <= k + 0.5
