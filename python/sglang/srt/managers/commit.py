@@ -136,7 +136,11 @@ class Committer:
         request.kv_len_bound -= rejected
         hit = held_to_grammar(request, tokens, self._stops.check(request, tokens))
         num_kept = hit.num_kept if hit else len(tokens)
-        num_proposed = tally.add(request, num_kept, len(tokens) - 1, drafts, most)
+        num_proposed = 0
+        if tally.draft_len:
+            num_proposed = tally.add(request, num_kept, len(tokens) - 1, drafts, most)
+        else:
+            tally.add_plain(request, num_kept)
         if drafts:
             request.counters.count_speculative(num_kept, len(tokens) - 1, num_proposed)
         else:

@@ -39,15 +39,17 @@ class DecodeTally:
         self._num_proposed = 0
         self._groups: dict[object, _Group] = {}
 
+    def add_plain(self, request: Request, num_kept: int) -> None:
+        """A row of a step without drafts."""
+        self.num_rows += 1
+        self._num_tokens += num_kept
+        self._sum_seq_lens += len(request.ids)
+
     def add(self, request: Request, num_kept: int, num_correct: int, drafts: int, most: int) -> int:
         """``drafts``: that the row verified (levels of a tree); ``most``: that it could accept by its cap.
         Drafts that it could accept (of a tree all of them) are returned.
         """
-        self.num_rows += 1
-        self._num_tokens += num_kept
-        self._sum_seq_lens += len(request.ids)
-        if not self.draft_len:
-            return 0
+        self.add_plain(request, num_kept)
         key: object = request.draft_class
         tells, num_proposed = True, most
         if self._is_ragged:

@@ -39,8 +39,8 @@ class StopChecker:
         """``new_ids`` follow the request's known ids; an accepted run may go on past the stop."""
         reaches_limit = len(request.ids) + len(new_ids) >= request.max_ids
         params = request.params
-        reads_text = bool(params.stop or params.stop_regex)
-        if not (reaches_limit or reads_text) and request.stop_ids.isdisjoint(new_ids):
+        reads_text = params.stop or params.stop_regex
+        if not reaches_limit and not reads_text and request.stop_ids.isdisjoint(new_ids):
             return None  # so it is nearly always
         hit = self._check_ids(request, new_ids)
         # At one and the same token, length and stop ids come before stop strings, as upstream, and these
