@@ -100,9 +100,13 @@ class Clients:
         return all(words in answer["error"]["message"] and code in (status, 200) for code, answer in self.got)
 
 
-def pages_in_use(server: Server) -> float:
+def gauge(server: Server, name: str) -> float:
     lines = httpx.get(f"{server.url}/metrics").text.splitlines()
-    return next(float(line.split()[-1]) for line in lines if line.startswith("sglang:num_used_tokens{"))
+    return next(float(line.split()[-1]) for line in lines if line.startswith(f"sglang:{name}{{"))
+
+
+def pages_in_use(server: Server) -> float:
+    return gauge(server, "num_used_tokens")
 
 
 # ---- one request's own
@@ -180,6 +184,10 @@ def test_a_pause_holds_everything_and_only_the_admin_may(lasting: Server) -> Non
     assert all(answer["meta_info"]["completion_tokens"] == 80 for _, answer in clients.got)
     assert httpx.post(pause, json={"mode": "stop"}, headers=ADMIN).status_code == 400
     clients = Clients(lasting, 2)
+    deadline = time.monotonic() + 10
+    while gauge(lasting, "num_running_reqs") < 2:  # whoever comes after the pause is held, not aborted
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
     assert httpx.post(pause, headers=ADMIN).status_code == 200  # abort
     clients.wait()
     assert all(answer["meta_info"]["finish_reason"]["type"] == "abort" for _, answer in clients.got)
