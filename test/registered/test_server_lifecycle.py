@@ -57,6 +57,11 @@ def ask(server: Server, body: dict[str, Any]) -> httpx.Response:
     return httpx.post(f"{server.url}/generate", json=body, timeout=60)
 
 
+def num_running(server: Server) -> float:
+    lines = httpx.get(f"{server.url}/metrics").text.splitlines()
+    return next(float(line.split()[-1]) for line in lines if line.startswith("sglang:num_running_reqs{"))
+
+
 class Clients:
     """One that streams and one that waits; what each got, and when it got the end of it."""
 
@@ -109,7 +114,8 @@ def test_sigterm_drains_then_ends_everything_and_answers_clients(servers: dict[s
         short = pool.submit(
             ask, server, {"text": "short", "sampling_params": {**ENDLESS, "max_new_tokens": 50}}
         )
-        time.sleep(0.2)  # it is running by then
+        while num_running(server) < 3 and not short.done():
+            time.sleep(0.01)
         server.process.send_signal(signal.SIGTERM)
         began = time.monotonic()
         while (refused := ask(server, {"text": "late", "sampling_params": {"max_new_tokens": 1}})).is_success:
