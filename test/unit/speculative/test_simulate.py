@@ -75,7 +75,17 @@ def _mean(run: Run, steps: int) -> float:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("drafts,longest", [(_chain, 4), (_tree, 3)])
-@pytest.mark.parametrize("length", [0.3, 1.4, 2.0, 2.5, 2.9, 9.0])
+@pytest.mark.parametrize(
+    "length",
+    [
+        0.3,
+        1.4,
+        pytest.param(2.0, marks=pytest.mark.long),
+        2.5,
+        pytest.param(2.9, marks=pytest.mark.long),
+        9.0,
+    ],
+)
 def test_mean_length_is_the_one_asked_for(
     method: str, drafts: Callable[..., Drafts], longest: int, length: float
 ) -> None:
