@@ -108,7 +108,7 @@ def built(args: ExecutorArgs) -> tuple[InProcessExecutor, tuple[GraphSet, ...]]:
     return InProcessExecutor(lambda: (worker, info)), graphs
 
 
-@pytest.mark.parametrize("shape", [None, (3, 1, 4), (2, 4, 16)])
+@pytest.mark.parametrize("shape", [None, pytest.param((3, 1, 4), marks=pytest.mark.long), (2, 4, 16)])
 def test_what_is_built_puts_out_what_a_cpu_does(
     shape: tuple[int, int, int] | None, fake_device: list[int]
 ) -> None:
