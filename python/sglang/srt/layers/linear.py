@@ -21,6 +21,17 @@ if TYPE_CHECKING:
     from sglang.srt.layers.kernel_linear import KernelChoices
 
 
+def exact_linear(wide: torch.Tensor, rounded: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+    """A layer whose results are not rounded, for what decides. wide: [out, in] float32 at least.
+
+    The weight is ``rounded``, the same in the type of the model, where that changes none of its numbers, as
+    checkpoints mostly store it: products of half-precision numbers are exact in float32, and half the bytes
+    are read. Its input must have the weight's type. bias: [out].
+    """
+    is_exact = torch.equal(rounded.to(wide.dtype), wide)
+    return Linear(rounded if is_exact else wide, bias, float_output=True)
+
+
 def can_pack(weight: torch.Tensor) -> bool:
     """Whether oneDNN packs this weight: float32 on a CPU, and the operators are in this build."""
     return (

@@ -18,7 +18,7 @@ from sglang.srt.distributed.tensor_parallel import TensorParallel
 from sglang.srt.layers.attention.base import LayerAttention
 from sglang.srt.layers.attention.heads import Positions
 from sglang.srt.layers.attention.mla import IndexProduct, LatentHeads, RawLatents, in_halves
-from sglang.srt.layers.linear import Linear
+from sglang.srt.layers.linear import Linear, exact_linear
 from sglang.srt.layers.moe.layer import MLP
 from sglang.srt.layers.norm import RMSNorm
 from sglang.srt.mem_cache.mla_pool import MLAKVPool, MLAShape
@@ -52,9 +52,8 @@ class Indexer:
         self.norm_weight = source.take(f"{prefix}k_norm.weight", (dim,), wide=True)
         self.norm_bias = source.take(f"{prefix}k_norm.bias", (dim,), wide=True)
         weights = f"{prefix}weights_proj.weight", (index.num_heads, hidden)
-        self.head_weights = Linear(
-            _narrow(source.take(*weights, wide=True), source, *weights), float_output=True
-        )
+        wide = source.take(*weights, wide=True)
+        self.head_weights = exact_linear(wide, source.take(*weights) if wide.is_cuda else wide)
 
     @property
     def weight_bytes(self) -> int:
@@ -103,14 +102,6 @@ class Indexer:
 
 def _has_kernel(x: torch.Tensor) -> bool:
     return x.is_cuda and x.dtype in (torch.bfloat16, torch.float16)
-
-
-def _narrow(wide: torch.Tensor, source: WeightSource, name: str, shape: tuple[int, int]) -> torch.Tensor:
-    """In half precision on a GPU where that changes no number: products of such numbers are exact."""
-    if not wide.is_cuda:
-        return wide
-    rounded = source.take(name, shape)
-    return rounded if torch.equal(rounded.to(wide.dtype), wide) else wide
 
 
 @dataclass(frozen=True, slots=True)

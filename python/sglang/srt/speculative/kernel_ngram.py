@@ -9,11 +9,11 @@ from __future__ import annotations
 import torch
 
 from sgl_kernel.speculation.accept import Accepted
-from sgl_kernel.speculation.lookup.ops import look_up, note
+from sgl_kernel.speculation.lookup.ops import look_up
 from sglang.srt.model_executor.decode_step import Rows
 from sglang.srt.model_executor.drafter import DraftTree
-from sglang.srt.model_executor.step_plan import PAD_SLOT
 from sglang.srt.speculative.history import TokenHistory
+from sglang.srt.speculative.kernel_history import note_accepted
 from sglang.srt.speculative.ngram_worker import LONGEST_MATCH
 
 
@@ -41,7 +41,4 @@ class KernelNgram:
         token_of: torch.Tensor | None = None,
     ) -> None:
         """Nothing but the tokens counts."""
-        note(
-            self._history.ids, rows.slots, rows.root, accepted.tokens, accepted.counts,
-            pad_slot=PAD_SLOT, pdl=rows.pdl,
-        )  # fmt: skip
+        note_accepted(self._history, rows, accepted)

@@ -15,7 +15,6 @@ from typing import Final
 import torch
 
 from sgl_kernel.speculation.accept import Accepted
-from sgl_kernel.speculation.lookup.ops import note
 from sglang.srt.layers.attention.base import DecodeRows, KernelAttention, PrefillRows
 from sglang.srt.model_executor.decode_step import Rows
 from sglang.srt.model_executor.drafter import DraftContext, DraftTree
@@ -24,6 +23,7 @@ from sglang.srt.model_executor.step_plan import PAD_SLOT, PrefillChunk, SlotAdmi
 from sglang.srt.models.decoder import DecoderModel
 from sglang.srt.sampling.kernel_sampler import KernelSampler
 from sglang.srt.speculative.history import TokenHistory
+from sglang.srt.speculative.kernel_history import note_accepted
 from sglang.srt.utils.upload import upload
 
 WINDOW: Final = 16
@@ -71,10 +71,7 @@ class KernelStandalone:
         token_of: torch.Tensor | None = None,
     ) -> None:
         """The tokens alone: the model reads them when it drafts."""
-        note(
-            self._history.ids, rows.slots, rows.root, accepted.tokens, accepted.counts,
-            pad_slot=PAD_SLOT, pdl=rows.pdl,
-        )  # fmt: skip
+        note_accepted(self._history, rows, accepted)
 
     def _guess(self, rows: Rows, hidden: torch.Tensor, tokens: torch.Tensor, i: int) -> None:
         """Column i of ``tokens``. hidden: [R, H]."""

@@ -14,7 +14,7 @@ from sgl_kernel.moe.ops import expert_counters, fused_experts
 from sgl_kernel.moe.weights import ExpertMatrix
 from sgl_kernel.norm.ops import rms_norm
 from sglang.srt.configs.moe_config import MoEConfig
-from sglang.srt.layers.linear import Linear
+from sglang.srt.layers.linear import Linear, exact_linear
 from sglang.srt.layers.norm import RMSNorm
 
 MAX_PDL_TOKENS = 32
@@ -35,11 +35,7 @@ def choice_rule(config: MoEConfig) -> ChoiceRule:
 
 
 class KernelRouter:
-    """``Router``. Products and their sums are float32.
-
-    The gate is kept in half precision where that changes none of its numbers, as checkpoints mostly store it:
-    products of half-precision numbers are exact in float32, and half the bytes are read.
-    """
+    """``Router``. Products and their sums are float32."""
 
     def __init__(
         self,
@@ -50,8 +46,7 @@ class KernelRouter:
         gate_bias: torch.Tensor | None = None,  # [E], of the logits; ``bias`` is of the scores to choose by
     ) -> None:
         self._rule = choice_rule(config)
-        is_exact = torch.equal(rounded.to(gate.dtype), gate)
-        self.gate = Linear(rounded if is_exact else gate, gate_bias, float_output=True)
+        self.gate = exact_linear(gate, rounded, gate_bias)
         self.bias = bias
 
     @property
