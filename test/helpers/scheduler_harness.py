@@ -189,6 +189,10 @@ class SchedulerHarness:
         assert sorted(owned) == list(range(1, self.info.num_pages + 1)), "a page is lost or owned twice"
         assert self.scheduler.slots.num_free + len(holders) == self.info.num_slots
         assert len({request.slot for request in holders}) == len(holders)
+        table = self.scheduler.table
+        queued = sum(len(request.ids) for request in (*table.waiting, *table.held.values()))
+        filling = sum(r.prefill_len - r.kv_committed_len for r in table.prefilling.values())
+        assert table.num_pending_tokens == queued + filling
 
     def check_end(self) -> None:
         """Nothing is held, and everyone was answered once, with the right text."""

@@ -17,7 +17,7 @@ STATE: dict[str, Any] = {
     "effective_max_running_requests_per_dp": 12,
     "last_gen_throughput": 55.5,
     "memory_usage": {"weight": 1.5, "kvcache": 2.5, "token_capacity": 1000},
-    "live": {"kv_used_tokens": 250, "num_grammar_queue_reqs": 1},
+    "live": {"kv_used_tokens": 250, "num_grammar_queue_reqs": 1, "num_pending_tokens": 70},
 }
 SPEC = {"spec_accept_by_position": [0.5], "avg_spec_accept_length": 2.5, "avg_spec_accept_rate": 0.5}
 
@@ -69,7 +69,8 @@ def test_loads(desk: BusyDesk) -> None:
     assert "memory" not in spec and spec["num_running_reqs"] == 3
     (early,) = desk.ask("GET", "/get_load").json()
     assert early.pop("ts_tic") > 0
-    assert early == {"dp_rank": 0, "num_reqs": 5, "num_waiting_reqs": 2, "num_tokens": 250}
+    counts = {"num_reqs": 5, "num_waiting_reqs": 2, "num_tokens": 250, "num_pending_tokens": 70}
+    assert early == {"dp_rank": 0, **counts}
 
 
 def test_loads_for_prometheus(desk: BusyDesk) -> None:

@@ -188,6 +188,19 @@ def test_limits_of_running_requests() -> None:
     assert harness.state()["effective_max_running_requests_per_dp"] == 3
 
 
+def test_tokens_that_wait_to_be_computed() -> None:
+    harness = SchedulerHarness(num_slots=8, max_running_requests=2, chunked_prefill_size=4)
+    for _ in range(3):
+        harness.send([1] * 10, max_new_tokens=5)
+    seen = [30]
+    while seen[-1]:
+        harness.step()
+        seen.append(harness.scheduler.live(0)["num_pending_tokens"])
+    assert 26 in seen and 10 in seen and seen == sorted(seen, reverse=True)
+    harness.run()
+    harness.check_end()
+
+
 def test_a_drafter_changes_no_limit() -> None:
     harness = SchedulerHarness(spec=CHAIN, num_slots=128, num_pages=3000, max_spec_rows=4)
     for index in range(128):

@@ -56,18 +56,20 @@ def loads_router(context: ServerContext) -> APIRouter:
             state = await context.manager.get_state(after_step=_NO_STEPS)
         except RequestError as error:
             return error_response(error, native_error)
-        return JSONResponse([_early_form(_core(state))])
+        return JSONResponse([_early_form(state)])
 
     return router
 
 
-def _early_form(core: dict[str, Any]) -> dict[str, Any]:
+def _early_form(state: dict[str, Any]) -> dict[str, Any]:
+    core = _core(state)
     waiting = core["num_waiting_reqs"]
     return {
         "dp_rank": core["dp_rank"],
         "num_reqs": core["num_running_reqs"] + waiting,
         "num_waiting_reqs": waiting,
         "num_tokens": core["num_used_tokens"],
+        "num_pending_tokens": state["live"].get("num_pending_tokens", 0),
         "ts_tic": time.monotonic(),
     }
 

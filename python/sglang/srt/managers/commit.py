@@ -195,6 +195,7 @@ class Committer:
             num_evictable_tokens=self._budget.num_evictable_tokens,
             token_capacity=self._budget.token_capacity,
             num_paused=self._table.num_running if is_paused else 0,
+            num_pending_tokens=self._table.num_pending_tokens,
         )
 
 

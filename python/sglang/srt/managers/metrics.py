@@ -30,6 +30,7 @@ class Load:
     token_capacity: int
     num_grammar_queued: int = 0  # their grammars are being compiled
     num_paused: int = 0  # running ones, on a server that is paused
+    num_pending_tokens: int = 0  # of prompts, and of answers that come back, that no step has computed
 
     @property
     def token_usage(self) -> float:

@@ -19,6 +19,7 @@ class RequestTable:
         self.prefilling: dict[str, Request] = {}  # by rid, in order of admission
         self.decoding: dict[str, Request] = {}  # by rid, in the order they began
         self._by_rid: dict[str, Request] = {}
+        self._num_queued_tokens = 0
 
     @property
     def num_queued(self) -> int:
@@ -27,6 +28,12 @@ class RequestTable:
     @property
     def num_running(self) -> int:
         return len(self.prefilling) + len(self.decoding)
+
+    @property
+    def num_pending_tokens(self) -> int:
+        """Ids to compute before their requests decode; what the prefix cache has of them shows later."""
+        unfilled = (r.prefill_len - r.kv_committed_len for r in self.prefilling.values())
+        return self._num_queued_tokens + sum(unfilled)
 
     @property
     def is_empty(self) -> bool:
@@ -52,6 +59,7 @@ class RequestTable:
         self._by_rid[request.rid] = request
         request.state = RequestState.HELD
         self.held[request.rid] = request
+        self._num_queued_tokens += len(request.ids)
 
     def release_held(self, request: Request) -> None:
         self._leave(request)
@@ -60,6 +68,7 @@ class RequestTable:
 
     def admit_front(self) -> Request:
         request = self.waiting.popleft()
+        self._num_queued_tokens -= len(request.ids)
         self._enter(request, RequestState.PREFILL)
         return request
 
@@ -77,6 +86,7 @@ class RequestTable:
         request.state = RequestState.FINISHED
 
     def _wait(self, request: Request, first: bool = False) -> None:
+        self._num_queued_tokens += len(request.ids)
         if self._by_priority:  # one that comes back came before those of its priority
             bisect.insort(self.waiting, request, key=lambda r: (-r.priority, r.arrival))
         elif first:
@@ -94,6 +104,8 @@ class RequestTable:
             self.decoding[request.rid] = request
 
     def _leave(self, request: Request) -> None:
+        if request.state in (RequestState.HELD, RequestState.WAITING):
+            self._num_queued_tokens -= len(request.ids)
         if request.state is RequestState.HELD:
             del self.held[request.rid]
         elif request.state is RequestState.WAITING:

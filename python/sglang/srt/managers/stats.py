@@ -222,6 +222,7 @@ class StatsRecorder:
             live["kv_capacity_tokens"] = load.token_capacity
             live["num_grammar_queue_reqs"] = load.num_grammar_queued
             live["num_paused_reqs"] = load.num_paused
+            live["num_pending_tokens"] = load.num_pending_tokens
         return live
 
     def _close_interval(self, report: DecodeReport, load: Load) -> None:
