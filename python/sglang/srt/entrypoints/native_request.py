@@ -9,16 +9,16 @@ from typing import Any, Final
 from sglang.srt.entrypoints.native_wishes import wishes
 from sglang.srt.entrypoints.reasoning_ends import reasoning_mark, with_thinking
 from sglang.srt.entrypoints.scheduling_fields import scheduled
+from sglang.srt.entrypoints.text_only import TEXT_ONLY
 from sglang.srt.managers.text_request import RequestError, TextRequest
 from sglang.srt.sampling.sampling_params import ReasoningEnd, SamplingParams, SamplingParamsError
 from sglang.srt.utils.text_tokenizer import TextTokenizer
 
+_MEDIA: Final = ("image_data", "video_data", "audio_data")
 # Known features that are not supported. A value that switches one off is accepted.
 UNSUPPORTED: Final = (
-    "input_embeds", "image_data", "video_data", "audio_data", "lora_path", "session_params",
-    "session_id", "routed_dp_rank",
-    "bootstrap_host", "bootstrap_port", "bootstrap_room", "return_routed_experts", "return_sampling_mask",
-    "custom_labels",
+    "input_embeds", *_MEDIA, "lora_path", "session_params", "session_id", "routed_dp_rank", "bootstrap_host",
+    "bootstrap_port", "bootstrap_room", "return_routed_experts", "return_sampling_mask", "custom_labels",
 )  # fmt: skip
 
 
@@ -43,7 +43,8 @@ def refuse_unsupported(body: Mapping[str, Any], names: Sequence[str]) -> None:
         value = body.get(name)
         if value is None or value is False or value == 0 or value == [] or value == {} or value == "":
             continue
-        raise RequestError(f"{name} is not supported by this server: leave it out")
+        reason = f": {TEXT_ONLY}" if name in _MEDIA else " by this server: leave it out"
+        raise RequestError(f"{name} is not supported{reason}")
 
 
 def parse_call(body: Any, reasoning_parser: str | None, tokenizer: TextTokenizer) -> NativeCall:

@@ -241,7 +241,21 @@ BY_HAND: Final[dict[str, Schema]] = {  # bodies that no class stands for
     "LoggingBody": _object(
         log_requests=_BOOL, log_requests_level={"type": "integer", "minimum": 0, "maximum": 3}
     ),
-    "TokenizeBody": _object(("prompt",), prompt=_several(_TEXT), add_special_tokens=_BOOL),
+    "TokenizeBody": {
+        "anyOf": [
+            _object(("prompt",), prompt=_several(_TEXT), add_special_tokens=_BOOL),
+            _object(
+                ("messages",),
+                messages=_CHAT["messages"],
+                add_generation_prompt=_BOOL,
+                continue_final_message=_BOOL,
+                add_special_tokens=_BOOL,
+                tools=_TOOLS,
+                chat_template_kwargs={"type": "object"},
+                reasoning_effort=_TEXT,
+            ),
+        ]
+    },
     "DetokenizeBody": _object(("tokens",), tokens=_several(_TOKENS), skip_special_tokens=_BOOL),
     "ParseFunctionCallBody": _object(
         ("text", "tool_call_parser"),

@@ -1,15 +1,20 @@
-"""POST /v1/tokenize and /v1/detokenize, also without /v1."""
+"""POST /v1/tokenize (of a text, or of a chat's messages) and /v1/detokenize, also without /v1."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from fastapi import APIRouter
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from sglang.srt.entrypoints.answering import error_response, openai_error, read_json
+from sglang.srt.entrypoints.bodies import validated
 from sglang.srt.entrypoints.context import ServerContext
+from sglang.srt.entrypoints.openai.chat import chat_prompt
+from sglang.srt.entrypoints.openai.protocol import ChatBody, Messages
+from sglang.srt.entrypoints.openai.reply_format import offered_tools
 from sglang.srt.managers.text_request import RequestError, TextRequest
 from sglang.srt.sampling.sampling_params import SamplingParams
 
@@ -36,17 +41,42 @@ def tokenize_router(context: ServerContext) -> APIRouter:
     return router
 
 
+class ChatToTokenize(BaseModel):
+    """Names and defaults are vLLM's, which SGLang has too."""
+
+    messages: Messages
+    add_generation_prompt: bool | None = None  # true, unless the last message is to be continued
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    tools: Messages | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+
+    def prompt(self, context: ServerContext) -> str:
+        if self.continue_final_message and self.add_generation_prompt:
+            raise RequestError("add_generation_prompt and continue_final_message can't both be true")
+        names = {"messages", "continue_final_message", "tools", "chat_template_kwargs", "reasoning_effort"}
+        chat = validated(ChatBody, self.model_dump(include=names))
+        return chat_prompt(chat, context, offered_tools(chat), self.add_generation_prompt is not False)
+
+
 async def _tokenized(body: Any, context: ServerContext) -> dict[str, Any]:
+    if isinstance(body, dict) and body.get("messages") is not None:
+        if body.get("prompt") is not None:
+            raise RequestError("give either prompt or messages")
+        chat = validated(ChatToTokenize, body)
+        ids = await _ids(chat.prompt(context), chat.add_special_tokens, context)
+        return {"tokens": ids, "count": len(ids), "max_model_len": context.manager.limits.context_len}
     prompt = body.get("prompt") if isinstance(body, dict) else None
     prompts = [prompt] if isinstance(prompt, str) else prompt
     if not isinstance(prompts, list) or not all(isinstance(text, str) for text in prompts):
-        raise RequestError("prompt must be a string or a list of strings")
+        raise RequestError("prompt must be a string or a list of strings (or give messages)")
     special = _boolean(body, "add_special_tokens")
-    ids = [await _ids(text, special, context) for text in prompts]
-    counts = [len(tokens) for tokens in ids]
+    lists = [await _ids(text, special, context) for text in prompts]
+    counts = [len(tokens) for tokens in lists]
     whole = isinstance(prompt, str)
     return {
-        "tokens": ids[0] if whole else ids,
+        "tokens": lists[0] if whole else lists,
         "count": counts[0] if whole else counts,
         "max_model_len": context.manager.limits.context_len,
     }

@@ -71,8 +71,9 @@ class ChatTemplate:
         options: Mapping[str, Any] | None = None,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        asks_for_reply: bool = True,
     ) -> str:
-        """The prompt that asks for the next message (or for the rest of the last one).
+        """The prompt that asks for the next message (or for the rest of the last one), or the messages alone.
 
         Raises:
             RequestError: the template does not take these messages.
@@ -88,7 +89,7 @@ class ChatTemplate:
         values = {**self._special_tokens, **self._tool_values(tools), **(options or {})}
         template = self._tool_template if values["tools"] else self._template
         try:
-            prompt = template.render(messages=messages, add_generation_prompt=True, **values)
+            prompt = template.render(messages=messages, add_generation_prompt=asks_for_reply, **values)
         except (jinja2.TemplateError, TypeError, KeyError) as error:
             raise RequestError(f"the chat template refuses these messages: {error}") from error
         return prompt + rest

@@ -10,10 +10,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from sglang.srt.entrypoints.bodies import validated
 from sglang.srt.entrypoints.context import new_rid
 from sglang.srt.entrypoints.openai.protocol import ChatBody
+from sglang.srt.entrypoints.text_only import refused_part
 from sglang.srt.managers.text_request import RequestError
 
 Block = dict[str, Any]
 _HARMLESS = {"metadata", "service_tier", "stream"}  # they change nothing of a reply; counting has no stream
+_MEDIA = ("image", "document", "file", "container_upload")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -97,6 +99,8 @@ def _text(content: Any, where: str, between: str) -> str:
     texts: list[str] = []
     for block in content if isinstance(content, list) else [None]:
         kind, text = (block.get("type"), block.get("text")) if isinstance(block, dict) else (None, None)
+        if kind in _MEDIA:
+            raise RequestError(refused_part(where, kind))
         if kind != "text" or not isinstance(text, str):
             raise RequestError(f"{where} must be a string or a list of text blocks")
         texts.append(text)
@@ -125,6 +129,8 @@ def _messages(message: Block) -> list[Block]:
             rest.setdefault("tool_calls", []).append(_call(block))
         elif kind == "thinking" and role == "assistant":
             rest["reasoning_content"] = rest.get("reasoning_content", "") + str(block.get("thinking", ""))
+        elif kind in _MEDIA:
+            raise RequestError(refused_part(f"the content of a {role} message", kind))
         elif kind != "redacted_thinking" or role != "assistant":
             raise RequestError(f"a content block of type {kind!r} is not supported in a {role} message")
     says = rest["content"] or role == "assistant" or not results

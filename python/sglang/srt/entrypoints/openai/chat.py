@@ -26,6 +26,7 @@ from sglang.srt.entrypoints.openai.reply_format import (
     reply_format,
 )
 from sglang.srt.entrypoints.reasoning_ends import prompt_end, with_thinking
+from sglang.srt.entrypoints.text_only import refused_part
 from sglang.srt.managers.text_request import RequestError, Sample, TextRequest
 from sglang.srt.parser.reply import ReplyFormat
 
@@ -90,7 +91,7 @@ def chat_request(body: ChatBody, context: ServerContext, tools: list[dict[str, A
         body = body.model_copy(update={"json_schema": schema})
     most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     return TextRequest(
-        prompt=_render(body, context, tools) if body.input_ids is None else body.input_ids,
+        prompt=chat_prompt(body, context, tools) if body.input_ids is None else body.input_ids,
         sampling=body.sampling(context.sampling_defaults(), most),
         rid=body.rid or new_rid(),
         stream=body.stream,
@@ -101,7 +102,13 @@ def chat_request(body: ChatBody, context: ServerContext, tools: list[dict[str, A
     )
 
 
-def _render(body: ChatBody, context: ServerContext, tools: list[dict[str, Any]]) -> str:
+def chat_prompt(
+    body: ChatBody, context: ServerContext, tools: list[dict[str, Any]], asks_for_reply: bool = True
+) -> str:
+    """
+    Raises:
+        RequestError: the model has no template for such messages.
+    """
     if context.chat_template is None:
         raise RequestError(
             "the model has no chat template: start the server with --chat-template FILE,"
@@ -117,7 +124,7 @@ def _render(body: ChatBody, context: ServerContext, tools: list[dict[str, Any]])
     options = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort is not None:
         options.setdefault("reasoning_effort", body.reasoning_effort)
-    return context.chat_template.render(messages, options, body.continue_final_message, tools)
+    return context.chat_template.render(messages, options, body.continue_final_message, tools, asks_for_reply)
 
 
 def _message(message: dict[str, Any]) -> dict[str, Any]:
@@ -135,7 +142,7 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind != "text" or not isinstance(part.get("text"), str):
-            raise RequestError(f"a content part of type {kind!r} is not supported: only text is")
+            raise RequestError(refused_part(f"the content of a {role} message", kind))
         texts.append(part["text"])
     return {**message, "content": " ".join(texts)}
 

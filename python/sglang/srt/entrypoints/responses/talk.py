@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+from sglang.srt.entrypoints.text_only import refused_part
 from sglang.srt.managers.text_request import RequestError
 
 Item = dict[str, Any]
@@ -66,7 +67,7 @@ def _text(content: Any, where: str) -> str:
             raise RequestError(f"{where} must be a string or a list of parts")
         kind = part.get("type")
         if kind not in _TEXT_PARTS or not isinstance(part.get("text"), str):
-            raise RequestError(f"{where} has a part of type {kind!r}, which is not supported: only text is")
+            raise RequestError(refused_part(where, kind))
         texts.append(part["text"])
     return "".join(texts)
 
