@@ -254,6 +254,41 @@ def test_several_processes_keep_none(tmp_path: Path) -> None:
     run(desk, ["a"], ask)
 
 
+def test_what_it_had_read(desk: ChatDesk) -> None:
+    said: Any = [
+        {"role": "user", "content": "Hello", "id": "mine"},
+        {"role": "assistant", "content": "Yes?"},
+        {"type": "function_call", "call_id": "c", "name": "list", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": "r"},
+    ]
+
+    async def ask(api: Any) -> None:
+        first = await api.create(model="m", input=said)
+        second = await api.create(**ASKED, previous_response_id=first.id)
+        items = [item async for item in await api.input_items.list(second.id, order="asc", limit=2)]
+        assert len({item.id for item in items}) == len(items) == 4 + len(first.output) + 1
+        assert [item.type for item in items[:4]] == [item.get("type", "message") for item in said]
+        assert items[0].id == "mine" and items[0].content[0].text == "Hello"
+        assert (items[1].content[0].type, items[1].content[0].text) == ("output_text", "Yes?")
+        assert [item.id for item in items[4:-1]] == [item.id for item in first.output]
+        newest = [item async for item in await api.input_items.list(second.id)]
+        assert newest == items[::-1]
+        page = await api.input_items.list(second.id, after=items[-1].id, limit=3)
+        assert page.data == newest[1:4] and page.has_more
+        assert [item.id async for item in await api.input_items.list(first.id, order="asc")] == [
+            item.id for item in items[:4]
+        ]
+        with pytest.raises(openai.BadRequestError, match="after"):
+            await api.input_items.list(first.id, after=items[-1].id)
+        for wrong in ({"limit": 0}, {"limit": 101}, {"order": "up"}):
+            with pytest.raises(openai.BadRequestError):
+                await api.input_items.list(first.id, **wrong)
+        with pytest.raises(openai.NotFoundError):
+            await api.input_items.list("resp_x")
+
+    run(desk, ["</think>one"], ask)
+
+
 def test_in_the_background(desk: ChatDesk) -> None:
     async def ask(api: Any) -> None:
         desk.held_at = 2
@@ -382,6 +417,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"text": {"verbosity": "low"}}, "text.verbosity"),
     ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
     ({"reasoning": {"effort": "endless"}}, "reasoning_effort"),
+    ({"metadata": "a"}, "metadata"),
+    ({"metadata": {"a": 1}}, "metadata.a"),
+    ({"metadata": {str(n): "x" for n in range(17)}}, "at most 16"),
+    ({"metadata": {"a": "x" * 513}}, "512"),
+    ({"user": 3}, "user"),
+    ({"prompt_cache_key": ["a"]}, "prompt_cache_key"),
     ({"max_output_tokens": 10**6}, "4096"),
     ({"max_output_tokens": -1}, "max_output_tokens must"),
     ({"max_output_tokens": "many"}, "max_output_tokens"),

@@ -62,6 +62,9 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "/v1/responses/{response_id}/cancel": Operation(
         "End a response in the background", error="ResponsesError", statuses=(404,)
     ),
+    "/v1/responses/{response_id}/input_items": Operation(
+        "What a response replied to", error="ResponsesError", statuses=(404,)
+    ),
     "/v1/loads": Operation("How busy the server is", None, (_JSON, _TEXT), _OPENAI),
     "/get_load": Operation("How busy the server is, in SGLang's early form"),
     "/v1/models": Operation("The models: one"),

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -27,6 +27,7 @@ from sglang.srt.entrypoints.openai.chat import prepare_chat
 from sglang.srt.entrypoints.openai.logprobs import chat_logprobs
 from sglang.srt.entrypoints.openai.reply_format import reasoning_tokens
 from sglang.srt.entrypoints.responses.body import ResponsesBody
+from sglang.srt.entrypoints.responses.input_items import items_page
 from sglang.srt.entrypoints.responses.items import Event
 from sglang.srt.entrypoints.responses.run import CONTINUABLE, Asked, ResponseRun
 from sglang.srt.entrypoints.responses.store import ResponseStore
@@ -51,6 +52,18 @@ def responses_router(context: ServerContext) -> APIRouter:
     async def retrieve(response_id: str, stream: bool = False, starting_after: int | None = None) -> Response:
         try:
             return desk.retrieve(response_id, stream, starting_after)
+        except RequestError as error:
+            return error_response(error, nested_error)
+
+    @router.get("/{response_id}/input_items")
+    async def input_items(
+        response_id: str,
+        after: str | None = None,
+        limit: Annotated[int, Query(ge=1, le=100)] = 20,
+        order: Literal["asc", "desc"] = "desc",
+    ) -> Response:
+        try:
+            return JSONResponse(desk.input_items(response_id, after, limit, order == "desc"))
         except RequestError as error:
             return error_response(error, nested_error)
 
@@ -104,6 +117,10 @@ class _Desk:
                 "only a response that was made with background and stream can be streamed again"
             )
         return self._stream_kept(run, -1 if starting_after is None else max(-1, starting_after))
+
+    def input_items(self, response_id: str, after: str | None, limit: int, newest_first: bool) -> Item:
+        """Those of the responses it went on from, too: the model has read them all."""
+        return items_page(self._find(response_id).asked.talk, after, limit, newest_first)
 
     async def cancel(self, response_id: str) -> Response:
         run = self._find(response_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final
 
@@ -27,6 +28,10 @@ _ONE_VALUE: Final[Mapping[str, tuple[Any, ...]]] = {
     "service_tier": ("auto", "default"),
     "stream_options": ({}, {"include_obfuscation": False}),
 }
+# OpenAI's own limits.
+_Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+]
 _LOGPROBS: Final = "message.output_text.logprobs"
 _INCLUDABLE: Final = (_LOGPROBS, "reasoning.encrypted_content")  # reasoning comes as it is, and goes back so
 _EFFORTS: Final = ("effort", "summary", "generate_summary")
@@ -52,22 +57,28 @@ class ResponsesBody(BaseModel):
     store: bool | None = None
     background: bool | None = None
     stream: bool | None = None
+    metadata: _Metadata | None = None
+    user: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    safety_identifier: str | None = None
+    max_tool_calls: int | None = None
 
     def items(self) -> list[Item]:
-        if isinstance(self.input, str):
-            return [{"type": "message", "role": "user", "content": self.input}]
-        return self.input
+        """Each with an id, by which the list of them is gone through."""
+        said = self.input
+        items = [{"role": "user", "content": said}] if isinstance(said, str) else said
+        return [item if _has_id(item) else {**item, "id": _new_id(item)} for item in items]
 
     def echoed(self) -> Item:
-        extra = self.model_extra or {}
-        return {name: extra.get(name) for name in _ECHOED}
+        return {name: getattr(self, name) for name in _ECHOED}
 
     def refuse_unsupported(self) -> None:
         extra = {name: value for name, value in (self.model_extra or {}).items() if value is not None}
         for name, values in _ONE_VALUE.items():
             if extra.get(name, values[0]) not in values:
                 raise RequestError(f"{name} may only be {values[-1]!r} on this server, or left out")
-        unknown = sorted(set(extra) - {*_ECHOED, *_PASSED, *_ONE_VALUE})
+        unknown = sorted(set(extra) - {*_PASSED, *_ONE_VALUE})
         if unknown:
             raise RequestError(f"{', '.join(unknown)}: not supported by this server; leave it out")
         for name in self.include or ():
@@ -121,6 +132,15 @@ class ResponsesBody(BaseModel):
                 )
             choice = {"type": "function", "function": {"name": choice.get("name")}}
         return {"tools": tools or None, "tool_choice": choice}
+
+
+def _has_id(item: Item) -> bool:
+    return isinstance(item.get("id"), str) and bool(item["id"])
+
+
+def _new_id(item: Item) -> str:
+    prefixes = {"reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
+    return f"{prefixes.get(str(item.get('type')), 'msg')}_{uuid.uuid4().hex}"
 
 
 def _tool(where: str, tool: Item) -> Item:
