@@ -1,0 +1,1 @@
+"""NVFP4 on both sides of a product: weights and activations in 4 bits."""
