@@ -144,11 +144,17 @@ class TestOpenAI(ServerTestCase):
         for stream in (False, True):
             fields = {"text": prompt, "sampling_params": {"max_new_tokens": 0}, "logprob_start_len": 0}
             fields |= {"return_logprob": True, "top_logprobs_num": 1}
+            fields["sampling_params"] |= {"temperature": 0}
             answer = self.stream("/generate", **fields)[-1] if stream else self.generate(**fields)
             told = answer["meta_info"]
             self.assertEqual((answer["text"], answer["output_ids"], told["completion_tokens"]), ("", [], 0))
             self.assertEqual([entry[0] for entry in told["input_token_logprobs"]], before)
-            self.assertEqual((told["output_token_logprobs"], told["output_top_logprobs"]), ([], []))
+            # Of the first answer place there is what it would have begun with, as in SGLang.
+            ((logprob, token_id, _),) = told["output_token_logprobs"]
+            self.assertEqual(token_id, native["output_token_logprobs"][0][1])
+            self.assertAlmostEqual(logprob, expected[0], places=4)
+            self.assertEqual(told["output_top_logprobs"], [[[logprob, token_id, None]]])
+            self.assertEqual(told["output_token_logprobs_length"], 1)
             self.assertEqual(told["finish_reason"], {"type": "length", "length": 0})
 
     def test_models(self) -> None:

@@ -167,7 +167,10 @@ class Committer:
         hit = held_to_grammar(request, tokens, self._stops.check(request, tokens)) if tokens else None
         num_kept = hit.num_kept if hit else len(tokens)
         if report is not None and request.report is not None:
-            request.report.add_chunk(report, num_kept)
+            if tokens and not request.max_new_tokens:
+                request.report.add_unkept(report, tokens[0])
+            else:
+                request.report.add_chunk(report, num_kept)
         if not tokens:  # not the last chunk, or a fault
             return
         if request.counters.first_token_ts is None:

@@ -122,6 +122,7 @@ class TokenReport(msgspec.Struct, frozen=True, gc=False):
     prompt: Logprobs
     chosen: Logprobs  # of the new ids
     hidden: tuple[Vectors, ...] = ()  # the last one alone takes the place of an earlier one
+    unkept_id: int | None = None  # the one that ``chosen`` is about, of an answer that is to have none
 
 
 class TokenOutput(msgspec.Struct, frozen=True, gc=False):

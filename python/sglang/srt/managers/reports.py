@@ -26,6 +26,7 @@ class RequestReport:
         self._prompt: list[Logprobs] = []
         self._chosen: list[Logprobs] = []
         self._hidden: list[Vectors] = []
+        self._unkept_id: int | None = None
 
     @property
     def first_needed(self) -> int | None:
@@ -71,6 +72,11 @@ class RequestReport:
         """``num_kept``: how many of the row's ids became the request's."""
         self._add(report.chosen.first(num_kept), report.hidden.first(num_kept))
 
+    def add_unkept(self, report: RowReport, token: int) -> None:
+        """Of the last chunk, where the answer is to have no ids: it is told what its first one was."""
+        self._unkept_id = token
+        self.add_chunk(report, 1)
+
     def add_chunk(self, report: RowReport, num_kept: int) -> None:
         if report.prompt.own:
             self._prompt.append(report.prompt)
@@ -90,7 +96,8 @@ class RequestReport:
 
     def take(self) -> TokenReport:
         """What is new since the last call."""
-        report = TokenReport(joined(self._prompt), joined(self._chosen), tuple(self._hidden))
+        hidden = tuple(self._hidden)
+        report = TokenReport(joined(self._prompt), joined(self._chosen), hidden, self._unkept_id)
         self._prompt, self._chosen, self._hidden = [], [], []
         return report
 

@@ -52,7 +52,8 @@ class TextReport:
         count = len(report.prompt.own)
         self._extend(self.prompt, report.prompt, self._prompt_ids[self._next : self._next + count])
         self._next += count
-        self._extend(self.output, report.chosen, new_ids)
+        ids = new_ids if report.unkept_id is None else (report.unkept_id,)
+        self._extend(self.output, report.chosen, ids)
         for vectors in report.hidden:
             values: list[float] = array("d" if vectors.kind == "d" else "f", vectors.data).tolist()
             rows = [values[at : at + vectors.size] for at in range(0, len(values), vectors.size)]

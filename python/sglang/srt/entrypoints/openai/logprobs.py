@@ -61,13 +61,16 @@ class CompletionLogprobs:
             pieces = piece_decoder(self._tokenizer, skip_special_tokens=True)
             self._add(made, told.prompt, 0, pieces)
             self._offset, self._prefix = len(self._prefix), None
-        self._add(made, told.output, self._num_shown, self._pieces)
-        self._num_shown = len(told.output.own)
+        end = len(self._sample.output_ids)  # with a limit of 0 more is told, which OpenAI has no place for
+        self._add(made, told.output, self._num_shown, self._pieces, end)
+        self._num_shown = end
         return made.shown(bool(told.output.top or told.prompt.top)) if made.tokens else None
 
-    def _add(self, made: _Columns, lists: LogprobLists, begin: int, pieces: PieceDecoder) -> None:
+    def _add(
+        self, made: _Columns, lists: LogprobLists, begin: int, pieces: PieceDecoder, end: int | None = None
+    ) -> None:
         tops: Sequence[list[Entry] | None] = lists.top or [None] * len(lists.own)
-        for (logprob, token_id, text), top in zip(lists.own[begin:], tops[begin:], strict=True):
+        for (logprob, token_id, text), top in zip(lists.own[begin:end], tops[begin:end], strict=True):
             assert text is not None, "OpenAI's endpoints ask for texts"
             made.tokens.append(text)
             made.logprobs.append(logprob)
