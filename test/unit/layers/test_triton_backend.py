@@ -136,11 +136,11 @@ def _prefill(pair: Pair, slots: torch.Tensor, cut: int, starts: list[int], lengt
 
 
 @settings(max_examples=40, deadline=None)
-@given(worlds, st.sampled_from([1, 2, 7, 60]), st.integers(1, 6), st.booleans())
-def test_windows_and_sinks(world: tuple, window: int, num: int, tree: bool) -> None:  # type: ignore[type-arg]
+@given(worlds, st.sampled_from([1, 2, 7, 60]), st.integers(1, 6), st.sampled_from(list(Block)))
+def test_windows_and_sinks(world: tuple, window: int, num: int, block: Block) -> None:  # type: ignore[type-arg]
     """In trees a window counts the places a node sees; of chunks and decode rows together as apart."""
     pair = Pair(*world, window=window)
-    _decode(pair, Block.TREE if tree else Block.CAUSAL, num, padding=num % 2)
+    _decode(pair, block, num, padding=num % 2)
     pair = Pair(*world, window=window)
     slots = pair.slots()
     starts = [int(pair.lens[slot]) for slot in slots[len(slots) // 2 :]]
@@ -151,6 +151,13 @@ def test_windows_and_sinks(world: tuple, window: int, num: int, tree: bool) -> N
 @given(worlds, st.integers(1, 4), st.integers(1, 4))
 def test_scratch_levels(world: tuple, width: int, levels: int) -> None:  # type: ignore[type-arg]
     _scratch(Pair(*world), width, levels)
+
+
+@settings(max_examples=25, deadline=None)
+@given(worlds, st.sampled_from([1, 2, 7, 60]), st.integers(1, 4), st.integers(1, 4))
+def test_scratch_levels_in_a_window(world: tuple, window: int, width: int, levels: int) -> None:  # type: ignore[type-arg]
+    """No layer sees everything, and so no plan does."""
+    _scratch(Pair(*world, window=window), width, levels)
 
 
 def _scratch(pair: Pair, width: int, levels: int) -> None:
@@ -186,6 +193,8 @@ def body_kernels() -> None:
         # One tile turns in attention's own launch, 12 queries of 3 heads in one ahead of it.
         _decode(Pair(seed, (1, 16)[seed % 2], [33, 5, 21], torch.float32), block, num, seed < 2, 1)
     _decode(Pair(9, 16, [5], torch.float32, window=2), Block.TREE, 3)
+    _decode(Pair(9, 16, [5], torch.float32, window=2), Block.NONE, 1)
+    _scratch(Pair(2, 16, [5], torch.float32, window=3), 2, 2)
     for seed, page_size in ((0, 1), (1, 16)):
         # 2 nodes a level turn in attention's own launch, 12 in one ahead of it.
         _scratch(Pair(seed, page_size, [33, 5], torch.float32), *((2, 3), (12, 2))[seed])

@@ -97,8 +97,11 @@ def test_windows_and_sinks_fit(info: DeviceInfo) -> None:
 @pytest.mark.parametrize("info", DEVICES, ids=lambda info: f"sm_{info.arch}")
 @pytest.mark.parametrize("shape", [GPT_OSS, QWEN3], ids=["gpt_oss", "mistral"])
 def test_other_windows_fit(shape: AttentionShape, info: DeviceInfo) -> None:
-    for view in (*views(16), *views(1), *views(8)):
+    for view in (*views(16), *views(1), *views(8), View(1)):
         compiled(shape, replace(view, window=128), torch.bfloat16, info, sinks=meta(shape.num_heads))
+    mask = meta(16, 4, 12, dtype=torch.bool)
+    view = View(4, 12, mask=mask, scratch=True, write_start=8, window=128)
+    compiled(shape, view, torch.bfloat16, info, cap=16)
 
 
 def test_shapes_that_spilled() -> None:

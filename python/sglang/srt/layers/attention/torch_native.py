@@ -326,12 +326,12 @@ class _ScratchLayers:
         self._write_start = write_start
 
     def __call__(self, layer: int, heads: Heads) -> torch.Tensor:
-        assert heads.scope.is_plain, "drafters have neither windows nor sinks"
-        q, (k, v) = heads.q, heads.new()
+        q, (k, v), scope = heads.q, heads.new(), heads.scope
         num_rows, num_queries, _ = self._seen.shape
         scratch = self._backend.scratch_places(layer, num_rows, self._write_start + num_queries)
         new = stored(torch.stack((k, v), dim=2), scratch.dtype)  # [T, nkv, 2, d]
         scratch[:, self._write_start :] = new.view(num_rows, num_queries, *new.shape[1:])
         kv = torch.cat((self._backend.gather(layer, self._index), scratch), dim=1)
-        mask = _group_mask(self._seen, q.shape[1] // kv.shape[2], q.dtype)
-        return _attend_rows(q.view(num_rows, num_queries, *q.shape[1:]), kv, mask, None)
+        seen = self._seen if scope.window is None else last_seen(self._seen, scope.window)
+        mask = _group_mask(seen, q.shape[1] // kv.shape[2], q.dtype)
+        return _attend_rows(q.view(num_rows, num_queries, *q.shape[1:]), kv, mask, scope.sinks)

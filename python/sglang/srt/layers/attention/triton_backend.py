@@ -131,9 +131,7 @@ class TritonAttention:
             scratch=True,
             write_start=rows.write_start,
         )
-        cap = self._scratch.shape[2]
-        plan = plan_decode(self._workspaces[None], rows.slots, rows.base_len, self.page_table, view, cap)
-        return _DecodeLayers(self, {None: plan})
+        return _DecodeLayers(self, self._plans(rows.slots, rows.base_len, view, self._scratch.shape[2]))
 
     def _decode(self, rows: DecodeRows) -> _DecodeLayers:
         num_queries = rows.query_len
@@ -145,13 +143,19 @@ class TritonAttention:
         else:
             assert rows.tree_mask is not None
             view = View(num_queries, extra=num_queries, mask=rows.tree_mask)
-        plans = {
+        plans = self._plans(rows.slots, rows.base_len, view)
+        return _DecodeLayers(self, plans, None if rows.ragged is None else rows.ragged.lines)
+
+    def _plans(
+        self, slots: torch.Tensor, base_len: torch.Tensor, view: View, scratch_cap: int = 0
+    ) -> dict[int | None, DecodePlan]:
+        """By the windows that layers have."""
+        return {
             window: plan_decode(
-                workspace, rows.slots, rows.base_len, self.page_table, replace(view, window=window or 0)
+                workspace, slots, base_len, self.page_table, replace(view, window=window or 0), scratch_cap
             )
             for window, workspace in self._workspaces.items()
         }
-        return _DecodeLayers(self, plans, None if rows.ragged is None else rows.ragged.lines)
 
     def _prefill(self, rows: PrefillRows) -> PrefillLayers:
         plan = plan_prefill(

@@ -62,10 +62,15 @@ def _ones(word):
 
 
 @triton.jit
-def first_seen(base, query, low, high, WORDS: tl.constexpr, WINDOW: tl.constexpr):
+def first_seen(
+    base, query, low, high, EXTRA: tl.constexpr, WORDS: tl.constexpr, WINDOW: tl.constexpr
+):  # fmt: skip
     """[BM]: the first position in each query's window; without one anything. A node of a tree stands after as
-    many places as it sees, and the plan has left those of its ancestors that are in the window."""
+    many places as it sees, and the plan has left those of its ancestors that are in the window. Without places
+    of their own all queries stand at the last of the base."""
     count = query + 1
+    if EXTRA == 0:
+        count = query * 0
     if WORDS > 0 and WINDOW > 0:
         count = _ones(low)
         if WORDS > 1:
@@ -203,7 +208,7 @@ def decode_kernel(
     inside = asked[:, None] & (d < D)[None, :]
     q_rows = q + token.to(tl.int64)[:, None] * q_stride + heads[:, None]
     low, high = tree_words(bits, token, m < M, WORDS)
-    first = first_seen(base, query, low, high, WORDS, WINDOW)
+    first = first_seen(base, query, low, high, EXTRA, WORDS, WINDOW)
     if TURN:
         new_kv = kv
         if SCRATCH:

@@ -230,7 +230,9 @@ def plan_decode(
     ragged = view.query_start
     assert ragged is None or (view.causal and not view.scratch and ragged.shape == (slots.shape[0] + 1,))
     assert not view.scratch or view.write_start + view.query_len <= scratch_cap
-    assert view.window == 0 or (view.extra == view.query_len and not view.scratch), "positions must be known"
+    # A node's position follows from its mask, another query's from its number.
+    known = view.mask is not None or (not view.scratch and view.extra in (0, view.query_len))
+    assert view.window == 0 or known, "positions must be known"
     plan = workspace.plan(slots, base_lens, page_table, view, scratch_cap)
     if use_kernel(slots):
         plan_launch(plan).run()

@@ -32,7 +32,8 @@ def plan_decode_ref(plan: DecodePlan) -> None:
     """Fill the plan's items, places and bits."""
     heads, view = plan.shape.num_kv_heads, plan.view
     rows = list(zip(plan.slots.tolist(), plan.base_lens.tolist(), strict=True))
-    begins = [max(0, base + 1 - view.window) if slot and view.window else 0 for slot, base in rows]
+    first = 1 if view.extra else 0  # the first query's own place
+    begins = [max(0, base + first - view.window) if slot and view.window else 0 for slot, base in rows]
     ends = [base + view.extra if slot else 0 for slot, base in rows]
     lens = [end - begin for begin, end in zip(begins, ends, strict=True)]
     counts = row_chunks(lens, plan.num_items // heads, plan.min_chunk)

@@ -56,8 +56,10 @@ def plan_kernel(
     base = tl.load(base_lens + row, mask=row < num_rows, other=0).to(tl.int32)
     # A padded row (slot 0) has one chunk of length 0: its output is zero, and it costs nothing.
     lens = tl.where(row < num_rows, tl.where(slot > 0, base + EXTRA, 0), -1)
-    if WINDOW > 0:  # nobody sees a place before the window of the row's first query, which lies at base
-        outside = tl.where(lens > 0, tl.maximum(base + 1 - WINDOW, 0), 0)
+    # Nobody sees a place before the window of the row's first query, which lies at base, or with no places of
+    # the queries' own before it.
+    if WINDOW > 0:
+        outside = tl.where(lens > 0, tl.maximum(base + (1 if EXTRA > 0 else 0) - WINDOW, 0), 0)
         lens -= outside
     total = tl.sum(tl.maximum(lens, 0), 0)
     longest = _shortest_chunk(lens, total, num_items // NKV, num_rows, MIN_UNITS, UNIT)
