@@ -66,8 +66,8 @@ def first_seen(
     base, query, low, high, EXTRA: tl.constexpr, WORDS: tl.constexpr, WINDOW: tl.constexpr
 ):  # fmt: skip
     """[BM]: the first position in each query's window; without one anything. A node of a tree stands after as
-    many places as it sees, and the plan has left those of its ancestors that are in the window. Without places
-    of their own all queries stand at the last of the base."""
+    many places as it sees, and the plan has left those of its ancestors that are in the window. Without
+    places of their own all queries stand at the last of the base."""
     count = query + 1
     if EXTRA == 0:
         count = query * 0
