@@ -55,7 +55,7 @@ class ChatDesk:
         self.cached_tokens = 0
         self.sent: list[GenerateRequest] = []
         self.manager = TokenizerManager(
-            self.tokenizer, Limits(4096, 9999, self.tokenizer.vocab_size, True), self._take, Observers(), 1
+            self.tokenizer, Limits(4096, 9999, self.tokenizer.vocab_size, 2), self._take, Observers(), 1
         )
         context = ServerContext(
             args=ServerArgs(served_model_name="m", **args),

@@ -103,7 +103,7 @@ class WholeServer:
             RadixCache(info.page_size), self._tokenizer.decode_shown, eos_ids, self._emit,
             lambda reply: self.manager.receive(reply), NullSink(), time.time, None, self.grammars,
         )  # fmt: skip
-        limits = Limits(info.context_len, info.num_pages * info.page_size, info.vocab_size, True)
+        limits = Limits(info.context_len, info.num_pages * info.page_size, info.vocab_size, 64)
         self.manager: TokenizerManager = TokenizerManager(
             self._tokenizer, limits, self.scheduler.receive, Observers(), 1
         )

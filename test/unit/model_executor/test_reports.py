@@ -170,7 +170,7 @@ def processed(request: DrivenRequest, logits: torch.Tensor, num_outputs: int) ->
 def test_what_is_told_is_what_transformers_says(
     shape: tuple[int, int, int] | None, graphs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reporting, "PART_NUMBERS", 3 * 256)  # several parts
+    monkeypatch.setattr(reporting, "PART_NUMBERS", 3 * 64)  # several parts
     executor = with_graphs(shape) if graphs else tiny_executor(shape, page_size=4)
     requests, told = drive(executor, 4, (0, 1))
     for request, of_request in zip(requests, told, strict=True):

@@ -16,8 +16,12 @@ def finish_reason(finish: FinishReason | None) -> dict[str, Any] | None:
     return {"type": finish.type, **{name: getattr(finish, name) for name in names[finish.type]}}
 
 
-def meta_info(sample: Sample, weight_version: str, begin: int = 0) -> dict[str, Any]:
-    """``begin``: of lists with an entry for each output id, the first one shown."""
+def meta_info(
+    sample: Sample, weight_version: str, begin: int = 0, encoded: bool = False
+) -> dict[str, Any]:
+    """``begin``: of lists with an entry for each output id, the first one shown; ``encoded``: what is large
+    is JSON already.
+    """
     stats = sample.stats
     info: dict[str, Any] = {
         "id": sample.rid,
@@ -30,7 +34,7 @@ def meta_info(sample: Sample, weight_version: str, begin: int = 0) -> dict[str, 
         "num_retractions": stats.num_retractions,
     }
     if sample.told is not None:
-        info |= sample.told.meta_info(begin, sample.finished_ts is not None)
+        info |= sample.told.meta_info(begin, sample.finished_ts is not None, encoded)
     if sample.finished_ts is None:
         return info
     info["e2e_latency"] = sample.finished_ts - sample.created_ts

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
+
+import msgspec
 
 from sglang.srt.entrypoints.answering import raise_if_failed
 from sglang.srt.entrypoints.meta_info import meta_info
@@ -18,13 +21,21 @@ class NativeAnswers:
     def __init__(self, call: NativeCall, weight_version: str, incremental: bool) -> None:
         self._call = call
         self._weight_version = weight_version
-        self._incremental = incremental
+        self._is_incremental = incremental
 
-    def whole(self, samples: list[Sample]) -> dict[str, Any] | list[dict[str, Any]]:
+    def whole(self, samples: list[Sample], encoded: bool = False) -> dict[str, Any] | list[dict[str, Any]]:
+        """``encoded``: what is large is JSON already."""
         answers = [
-            self._answer(i, sample, sample.text, sample.output_ids) for i, sample in enumerate(samples)
+            self._answer(i, sample, sample.text, sample.output_ids[:], encoded=encoded)
+            for i, sample in enumerate(samples)
         ]
         return answers if self._call.answers_with_list else answers[0]
+
+    async def json(self, samples: list[Sample]) -> bytes:
+        def encode() -> bytes:
+            return msgspec.json.encode(self.whole(samples, encoded=True))
+
+        return await asyncio.to_thread(encode) if any(map(_is_large, samples)) else encode()
 
     async def stream(self, group: Group) -> AsyncIterator[dict[str, Any]]:
         """
@@ -36,37 +47,45 @@ class NativeAnswers:
             yield self._chunk(index, sample, delta)
 
     async def events(self, group: Group) -> AsyncIterator[dict[str, Any]]:
-        """As ``stream``, to be encoded: what events repeat is encoded already.
+        """As ``stream``, to be encoded: what is large, or repeated by events, is encoded already.
 
         Raises:
             RequestError: a sample has failed.
         """
-        if self._incremental:
-            async for chunk in self.stream(group):
-                yield chunk
-            return
         repeated = [RepeatedParts() for _ in group.samples]
         async for index, sample, delta in group.updates():
             raise_if_failed(sample)
             parts = repeated[index]
-            parts.add(delta.text, delta.ids)
-            yield {**self._answer(index, sample, "", []), "text": parts.text, "output_ids": parts.ids}
+            if self._is_incremental:
+                text, ids, begin = delta.text, delta.ids, delta.begin
+            else:
+                parts.add(delta.text, delta.ids)
+                text, ids, begin = parts.text, parts.ids, 0
+            if sample.finish is not None and _is_large(sample):
+                yield await asyncio.to_thread(self._answer, index, sample, text, ids, begin, True)
+            else:
+                yield self._answer(index, sample, text, ids, begin, True)
 
     def _chunk(self, index: int, sample: Sample, delta: Delta) -> dict[str, Any]:
-        if self._incremental:
+        if self._is_incremental:
             return self._answer(index, sample, delta.text, delta.ids, delta.begin)
-        return self._answer(index, sample, sample.text, sample.output_ids)
+        return self._answer(index, sample, sample.text, sample.output_ids[:])
 
     def _answer(
-        self, index: int, sample: Sample, text: str, ids: list[int], begin: int = 0
+        self, index: int, sample: Sample, text: Any, ids: Any, begin: int = 0, encoded: bool = False
     ) -> dict[str, Any]:
         answer: dict[str, Any] = {
             "text": text,
-            "output_ids": list(ids),
-            "meta_info": meta_info(sample, self._weight_version, begin),
+            "output_ids": ids,
+            "meta_info": meta_info(sample, self._weight_version, begin, encoded),
         }
         if self._call.answers_with_list:
             answer["index"] = index
         if self._call.return_prompt_token_ids:
             answer["prompt_token_ids"] = sample.prompt_ids
         return answer
+
+
+def _is_large(sample: Sample) -> bool:
+    """So that encoding it takes long enough to keep everybody else waiting."""
+    return sample.told is not None and sample.told.has_all_hidden_states

@@ -23,10 +23,20 @@ from sglang.srt.entrypoints.middleware import may_administrate
 from sglang.srt.entrypoints.native_answer import NativeAnswers
 from sglang.srt.entrypoints.native_request import parse_call
 from sglang.srt.managers.io_struct import ControlReply
-from sglang.srt.managers.text_request import RequestError
+from sglang.srt.managers.text_request import RequestError, Sample
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
 _FLUSH_POLL_S = 0.05
+
+
+class WholeAnswer(Response):
+    """It keeps the samples until it has been sent: till then their memory is taken."""
+
+    media_type = "application/json"
+
+    def __init__(self, body: bytes, samples: list[Sample]) -> None:
+        super().__init__(body)
+        self.samples = samples
 
 
 def native_router(context: ServerContext) -> APIRouter:
@@ -53,7 +63,7 @@ def _add_generation(router: APIRouter, context: ServerContext) -> None:
             samples = await finished_or_gone(request, manager, group)
         except RequestError as error:
             return error_response(error, native_error)
-        return gone_response() if samples is None else JSONResponse(answers.whole(samples))
+        return gone_response() if samples is None else WholeAnswer(await answers.json(samples), samples)
 
     @router.post("/abort_request")
     async def abort_request(request: Request) -> Response:

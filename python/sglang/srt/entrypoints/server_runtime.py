@@ -136,7 +136,8 @@ class ServerRuntime:
             await self._news.wait()
             if self._failure:
                 raise StartError(self._failure)
-        limits = Limits(**self._ready[_SCHEDULER], hidden_states=self.args.enable_return_hidden_states)
+        hidden_size = self._prepared.model.hidden_size if self.args.enable_return_hidden_states else 0
+        limits = Limits(**self._ready[_SCHEDULER], hidden_size=hidden_size)
         self.manager = TokenizerManager(
             self._prepared.tokenizer,
             limits,

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from sglang.srt.managers.hidden_budget import HiddenBudget
 from sglang.srt.managers.io_struct import (
     AbortByRid,
     AbortRequest,
@@ -64,7 +65,7 @@ class Limits:
     context_len: int
     max_total_num_tokens: int  # in the KV cache
     vocab_size: int
-    hidden_states: bool = False  # whether requests may ask for them
+    hidden_size: int = 0  # numbers of a hidden state, where requests may ask for them
 
 
 class TokenizerManager:
@@ -84,6 +85,7 @@ class TokenizerManager:
         self.closing: str | None = None  # set when it takes no more requests, and ends those it has
         self.last_output_ts = 0.0
         self._send = send
+        self._hidden = HiddenBudget(limits.hidden_size)
         self._observer = observer
         self._peers = peers or Peers()
         self._resumed = asyncio.Event()
@@ -110,6 +112,7 @@ class TokenizerManager:
             rules = choice_rules(request, self.tokenizer, self.limits.vocab_size)
             new += [(*sample, rules) for sample in self._expand(request, ids, group)]
         self._check_rids([sample.rid for sample, _, _ in new])
+        self._hidden.take([(sample, sampling.max_new_tokens or 0) for sample, sampling, _ in new])
         for sample, sampling, rules in new:
             self._samples[self._wire_id(sample)] = sample
             group.samples.append(sample)
@@ -197,7 +200,7 @@ class TokenizerManager:
                 f" {MOST_PROMPT_LOGPROBS}: ask for fewer ids (top_logprobs_num, token_ids_logprob), or of a"
                 " shorter part (logprob_start_len)"
             )
-        if wish.hidden_states and not self.limits.hidden_states:
+        if wish.hidden_states and not self.limits.hidden_size:
             raise RequestError(
                 "return_hidden_states is for servers started with --enable-return-hidden-states"
             )

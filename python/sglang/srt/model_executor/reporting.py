@@ -19,7 +19,8 @@ from sglang.srt.model_executor.step_trace import StepTrace
 from sglang.srt.utils.upload import upload
 
 PART_NUMBERS = 4 << 20
-"""Logits that are looked at at a time: there is not much memory to spare beside a running server's."""
+"""Logits, and numbers of hidden states, that are looked at at a time: there is not much memory to spare beside
+a running server's."""
 
 _LOWEST = torch.finfo(torch.float32).min
 
@@ -36,13 +37,11 @@ class Head(Protocol):
 class DeviceReport:
     """All rows' in one: first the lines of what was chosen, C for each row that wants them, then prompts'."""
 
-    values: (
-        torch.Tensor | None
-    )  # [lines, 1 + top + named]: of the own id, the likeliest, the named
+    values: torch.Tensor | None  # [lines, 1 + top + named]: of the own id, the likeliest, the named
     top_ids: torch.Tensor | None  # [lines, top] int64
     num_top: int
     num_columns: int  # C
-    hidden: torch.Tensor | None  # [vectors, H], C for each row without a chunk
+    hidden: torch.Tensor | None  # [vectors, H], C for each row without a chunk; on its way to the host
 
     def to_host(self, pin: bool) -> DeviceReport:
         """On its way there; there when the stream has come so far."""
@@ -54,7 +53,7 @@ class DeviceReport:
             return room.copy_(values, non_blocking=True)
 
         return DeviceReport(
-            arrive(self.values), arrive(self.top_ids), self.num_top, self.num_columns, arrive(self.hidden)
+            arrive(self.values), arrive(self.top_ids), self.num_top, self.num_columns, self.hidden
         )
 
 
@@ -111,7 +110,9 @@ class Reporter:
             yield _look_up(logits, ids[part], named[part], num_top)
 
     def _hidden(self, plan: StepPlan, trace: StepTrace) -> torch.Tensor | None:
-        """[vectors, H] float32, or float64 of a float64 model."""
+        """[vectors, H] float32, or float64 of a float64 model; on the host when the stream has come so far.
+        What the device holds is a part: a long prompt's would be gigabytes.
+        """
         wishes = [wish for wish in plan.wishes if wish.hidden_from is not None]
         if not wishes:
             return None
@@ -125,15 +126,24 @@ class Reporter:
             at = wish.row - num_decode
             end = begins[at] + len(plan.prefill[at].token_ids)
             places.append(torch.arange(begins[at] + wish.hidden_from, end, device=device))
-        hidden = self._head.last_norm(trace.hidden[torch.cat(places)])
-        return hidden if hidden.dtype == torch.float64 else hidden.float()
+        where, (_, size) = torch.cat(places), trace.hidden.shape
+        dtype = torch.float64 if trace.hidden.dtype == torch.float64 else torch.float32
+        room = torch.empty((len(where), size), dtype=dtype, pin_memory=device.type == "cuda")
+        for part in _parts(len(where), max(1, PART_NUMBERS // size)):
+            normed = self._head.last_norm(trace.hidden[where[part]])
+            room[part].copy_(normed.to(dtype), non_blocking=True)
+        return room
 
     def _parts(self, num_lines: int) -> Iterator[slice]:
-        for first in range(0, num_lines, self._lines_at_once):
-            yield slice(first, first + self._lines_at_once)
+        return _parts(num_lines, self._lines_at_once)
 
 
 _Values = tuple[torch.Tensor, torch.Tensor]
+
+
+def _parts(count: int, at_once: int) -> Iterator[slice]:
+    for first in range(0, count, at_once):
+        yield slice(first, first + at_once)
 
 
 def _chunk_begins(plan: StepPlan) -> list[int]:
