@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang.srt.entrypoints.native_wishes import wishes
-from sglang.srt.managers import hidden_budget
+from sglang.srt.managers import text_budget
 from sglang.srt.managers.io_struct import RequestWish, TokenReport
 from sglang.srt.managers.text_reports import TextReport
 from sglang.srt.model_executor.step_plan import Logprobs, Vectors
@@ -59,7 +59,7 @@ def test_they_are_held_as_they_came() -> None:
     tracemalloc.start()
     try:
         report = TextReport(RequestWish(hidden_states="all"), [0] * 99, lambda token: None)
-        vectors = Vectors(bytes(4 << 20), 1024)
+        vectors = Vectors(bytes(1 << 20), 1024)
         before = tracemalloc.get_traced_memory()[0]
         report.add(TokenReport(Logprobs(), Logprobs(), (vectors,)), [])
         assert tracemalloc.get_traced_memory()[0] - before < 1 << 16
@@ -73,8 +73,8 @@ def test_they_are_held_as_they_came() -> None:
 
 @pytest.fixture
 def desk(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> ChatDesk:
-    monkeypatch.setattr(hidden_budget, "MOST_OF_REQUEST", 200)
-    monkeypatch.setattr(hidden_budget, "MOST_OF_ALL", 300)
+    monkeypatch.setattr(text_budget, "MOST_OF_REQUEST", 200)
+    monkeypatch.setattr(text_budget, "MOST_OF_ALL", 300)
     desk = ChatDesk(tmp_path)  # two numbers a vector
     desk.pieces = ["a"]
     return desk

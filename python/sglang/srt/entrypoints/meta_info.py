@@ -16,9 +16,7 @@ def finish_reason(finish: FinishReason | None) -> dict[str, Any] | None:
     return {"type": finish.type, **{name: getattr(finish, name) for name in names[finish.type]}}
 
 
-def meta_info(
-    sample: Sample, weight_version: str, begin: int = 0, encoded: bool = False
-) -> dict[str, Any]:
+def meta_info(sample: Sample, weight_version: str, begin: int = 0, encoded: bool = False) -> dict[str, Any]:
     """``begin``: of lists with an entry for each output id, the first one shown; ``encoded``: what is large
     is JSON already.
     """

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sglang.srt.managers.hidden_budget import HiddenBudget
 from sglang.srt.managers.io_struct import (
     AbortByRid,
     AbortRequest,
@@ -34,6 +33,7 @@ from sglang.srt.managers.io_struct import (
     ToPeer,
     ToScheduler,
 )
+from sglang.srt.managers.text_budget import HiddenBudget
 from sglang.srt.managers.text_observers import TextObserver
 from sglang.srt.managers.text_reports import TextReport
 from sglang.srt.managers.text_request import Group, RequestError, Sample, TextRequest

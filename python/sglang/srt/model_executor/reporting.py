@@ -19,8 +19,8 @@ from sglang.srt.model_executor.step_trace import StepTrace
 from sglang.srt.utils.upload import upload
 
 PART_NUMBERS = 4 << 20
-"""Logits, and numbers of hidden states, that are looked at at a time: there is not much memory to spare beside
-a running server's."""
+"""Logits, and numbers of hidden states, that are looked at at a time: there is not much memory to spare
+beside a running server's."""
 
 _LOWEST = torch.finfo(torch.float32).min
 

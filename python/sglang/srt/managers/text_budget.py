@@ -1,4 +1,4 @@
-"""How much of hidden states answers may hold: a long prompt's are gigabytes, and several times that as text."""
+"""How much of hidden states answers may hold: a long prompt's are gigabytes, and far more as text."""
 
 from __future__ import annotations
 
