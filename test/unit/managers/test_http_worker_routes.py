@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.scheduler_harness import SchedulerHarness
 from helpers.tiny_tokenizer import write_byte_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,6 +26,7 @@ from sglang.srt.managers.io_struct import (
     TextOutput,
     ToPeer,
     encode,
+    rid_in_use,
     tokenizer_decoder,
 )
 from sglang.srt.managers.text_observers import Observers
@@ -128,7 +130,7 @@ def test_an_abort_reaches_whoever_has_the_request(hall: Hall) -> None:
     asyncio.run(asyncio.wait_for(run(), 10))
 
 
-def test_two_requests_of_one_name_are_two(hall: Hall) -> None:
+def test_the_answer_to_a_name_goes_to_who_asked(hall: Hall) -> None:
     async def run() -> None:
         groups = {i: await manager.submit([request("same")]) for i, manager in hall.managers.items()}
         hall.managers[2].receive(TextBatch([TextOutput("2:same", "two", [116], STATS, END)]))
@@ -137,6 +139,27 @@ def test_two_requests_of_one_name_are_two(hall: Hall) -> None:
         assert hall.aborted() == ["1:same"]
 
     asyncio.run(asyncio.wait_for(run(), 10))
+
+
+def test_a_name_is_in_use_in_all_workers() -> None:
+    """Each of them knows its own requests; the scheduler knows them all."""
+    harness = SchedulerHarness(has_workers=True)
+    first = harness.send([1, 2], rid=prefix_of(1) + "same:name", max_new_tokens=9)
+    other = harness.send([1, 2], rid=prefix_of(2) + "another", max_new_tokens=3)
+    second = harness.send([1, 2], rid=prefix_of(2) + "same:name", max_new_tokens=3)
+    refused = harness.answers.pop(second).finish
+    assert refused is not None and (refused.type, refused.status_code) == ("abort", 400)
+    assert refused.message == rid_in_use("same:name")
+    del harness.sent[second]
+    harness.abort(second)  # it has ended, and the first goes on
+    harness.run()
+    harness.check_end()
+    assert [len(harness.answers[rid].ids) for rid in (first, other)] == [9, 3]
+    again = harness.send([1, 2], rid=prefix_of(3) + "same:name", max_new_tokens=3)
+    harness.abort(again)
+    harness.send([1, 2], rid=prefix_of(4) + "same:name", max_new_tokens=3)
+    harness.run()
+    harness.check_end()
 
 
 def test_a_pause_holds_the_requests_of_all(hall: Hall) -> None:

@@ -11,6 +11,7 @@ from sglang.srt.managers.stop_checker import StopChecker
 from sglang.srt.model_executor.step_plan import ExecutorInfo, SlotSampling
 from sglang.srt.sampling.sampling_params import LARGEST_NUMBER
 from sglang.srt.utils.environment import is_true
+from sglang.srt.utils.routes import own_part
 
 NO_PRIORITIES = "this server has no priorities (--enable-priority-scheduling): send the request without one"
 
@@ -27,12 +28,14 @@ class Intake:
         priorities: PriorityRules | None = None,
         refuse_priorities: bool = False,
         runs_processors: bool = False,
+        has_workers: bool = False,
     ) -> None:
-        """``priorities`` None: they have no effect, or are refused."""
+        """``priorities`` None: they have no effect, or are refused; ``has_workers``: ids say who asks."""
         self._info = info
         self._priorities = priorities
         self._refuse_priorities = refuse_priorities
         self._runs_processors = runs_processors
+        self._has_workers = has_workers
         self._stops = stops
         self._scales_logprobs = not is_true("SGLANG_RETURN_ORIGINAL_LOGPROB")
         self._num_arrived = 0
@@ -44,10 +47,11 @@ class Intake:
         stop_ids = self._stops.stop_ids(message.sampling)
         sampling = self._slot_sampling(message, stop_ids)
         self._num_arrived += 1
-        draft_class = self._draft_class(sampling)
+        name = own_part(message.rid) if self._has_workers else message.rid
         return Request(
-            message, self._num_arrived, max_new_tokens, sampling, frozenset(stop_ids), draft_class,
-            self._scales_logprobs, 0 if self._priorities is None else self._priorities.rank(message.priority),
+            message, self._num_arrived, max_new_tokens, sampling, frozenset(stop_ids), name,
+            self._draft_class(sampling), self._scales_logprobs,
+            0 if self._priorities is None else self._priorities.rank(message.priority),
         )  # fmt: skip
 
     def objection(self, message: GenerateRequest) -> FinishReason | None:

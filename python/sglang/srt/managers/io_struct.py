@@ -27,6 +27,11 @@ class Message(msgspec.Struct, frozen=True, tag=True, array_like=False):
 # ---- tokenizer manager -> scheduler -------------------------------------------------------------
 
 
+def rid_in_use(rid: str) -> str:
+    """What a client is told by whoever sees it first."""
+    return f"rid {rid!r} is in use by a request that is still running"
+
+
 class RequestWish(msgspec.Struct, frozen=True):
     """What a request is to tell beside its ids."""
 

@@ -57,7 +57,7 @@ class Request:
     """Fields are grouped by the module that writes them."""
 
     __slots__ = (
-        "rid", "params", "stream", "arrival", "prompt_len", "max_new_tokens", "sampling", "stop_ids",
+        "rid", "name", "params", "stream", "arrival", "prompt_len", "max_new_tokens", "sampling", "stop_ids",
         "draft_class",
         "state", "slot", "prefill_len", "pages", "kv_allocated_len", "cache_handle", "num_cache_pages",
         "duplicate_pages", "match_keys", "num_in_flight", "num_choosing", "kv_len_bound", "ids",
@@ -73,12 +73,14 @@ class Request:
         max_new_tokens: int,
         sampling: SlotSampling,
         stop_ids: frozenset[int],
+        name: str = "",
         draft_class: str = "",
         scales_logprobs: bool = True,
         priority: int = 0,
     ) -> None:
         # -- receive (intake.py): never changes
         self.rid = message.rid
+        self.name = name or message.rid  # by which its client knows it
         self.params = message.sampling
         self.stream = message.stream
         self.received_ts = message.received_ts
@@ -95,7 +97,7 @@ class Request:
         self.rules = message.rules
         params = message.sampling.custom_params or "{}"
         text = message.processor
-        self.processor = None if text is None else ProcessorSpec(text, params, message.rid)
+        self.processor = None if text is None else ProcessorSpec(text, params, self.name)
         self.salt = message.cache_salt.encode()  # of its pages in the prefix cache
         self.priority = priority  # higher ones go first
         # -- grammars.py

@@ -19,6 +19,7 @@ class RequestTable:
         self.prefilling: dict[str, Request] = {}  # by rid, in order of admission
         self.decoding: dict[str, Request] = {}  # by rid, in the order they began
         self._by_rid: dict[str, Request] = {}
+        self._names: set[str] = set()
         self._num_queued_tokens = 0
 
     @property
@@ -42,6 +43,10 @@ class RequestTable:
     def get(self, rid: str) -> Request | None:
         return self._by_rid.get(rid)
 
+    def has_name(self, name: str) -> bool:
+        """Whoever asked for it."""
+        return name in self._names
+
     def all(self) -> list[Request]:
         return list(self._by_rid.values())
 
@@ -49,14 +54,12 @@ class RequestTable:
         return [*self.prefilling.values(), *self.decoding.values()]
 
     def enqueue(self, request: Request) -> None:
-        assert request.rid not in self._by_rid
-        self._by_rid[request.rid] = request
+        self._add(request)
         self._wait(request)
 
     def hold(self, request: Request) -> None:
         """In the table, and not waiting to run yet."""
-        assert request.rid not in self._by_rid
-        self._by_rid[request.rid] = request
+        self._add(request)
         request.state = RequestState.HELD
         self.held[request.rid] = request
         self._num_queued_tokens += len(request.ids)
@@ -83,7 +86,13 @@ class RequestTable:
     def remove(self, request: Request) -> None:
         self._leave(request)
         del self._by_rid[request.rid]
+        self._names.remove(request.name)
         request.state = RequestState.FINISHED
+
+    def _add(self, request: Request) -> None:
+        assert request.rid not in self._by_rid and request.name not in self._names
+        self._by_rid[request.rid] = request
+        self._names.add(request.name)
 
     def _wait(self, request: Request, first: bool = False) -> None:
         self._num_queued_tokens += len(request.ids)

@@ -29,6 +29,7 @@ from sglang.srt.managers.io_struct import (
     SetStateRequest,
     TokenBatch,
     ToScheduler,
+    rid_in_use,
 )
 from sglang.srt.managers.metrics import EngineConstants, MetricsSink
 from sglang.srt.managers.outputs import OutputQueue
@@ -108,7 +109,12 @@ class Scheduler:
         self._grammars = Grammars(grammars, self.table, self._finisher, decode, info.vocab_size)
         stops = StopChecker(eos_ids, decode)
         self._intake = Intake(
-            info, stops, config.priorities, config.refuse_priorities, config.runs_processors
+            info,
+            stops,
+            config.priorities,
+            config.refuse_priorities,
+            config.runs_processors,
+            config.has_workers,
         )
         self._planner = self._make_planner(info)
         self._committer = Committer(
@@ -158,11 +164,11 @@ class Scheduler:
     def _add(self, message: GenerateRequest) -> None:
         objection = self._intake.objection(message)
         limit = self._config.max_queued_requests
-        if objection is None and self.table.get(message.rid) is not None:
-            objection = abort_reason(f"a request with rid {message.rid!r} is still running", BAD_REQUEST)
+        request = self._intake.make(message)
+        if objection is None and self.table.has_name(request.name):
+            objection = abort_reason(rid_in_use(request.name), BAD_REQUEST)
         if objection is None and limit is not None and self.table.num_queued >= limit:
             objection = abort_reason(f"the request queue is full ({limit} requests wait)", UNAVAILABLE)
-        request = self._intake.make(message)
         if objection is None and request.grammar is not None and not self._grammars.has_backend:
             objection = abort_reason(NO_BACKEND, BAD_REQUEST)
         if objection is not None:

@@ -25,6 +25,7 @@ class SchedulerConfig:
     priorities: PriorityRules | None = None  # None: first come, first served
     refuse_priorities: bool = False
     runs_processors: bool = False  # custom logit processors, which are code
+    has_workers: bool = False  # several processes ask, and ids begin with who it is
     decode_reserve_tokens: int = 64  # room left for each running request when another is admitted
 
     def __post_init__(self) -> None:

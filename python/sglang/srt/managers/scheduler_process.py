@@ -71,6 +71,7 @@ def scheduler_config(args: ServerArgs, info: ExecutorInfo) -> SchedulerConfig:
         priorities=priority_rules(args),
         refuse_priorities=args.abort_on_priority_when_disabled,
         runs_processors=args.enable_custom_logit_processor,
+        has_workers=args.tokenizer_worker_num > 1,
         waiting_timeout_s=seconds_from("SGLANG_REQ_WAITING_TIMEOUT"),
         running_timeout_s=seconds_from("SGLANG_REQ_RUNNING_TIMEOUT"),
         speculative_disable_bs_threshold=args.speculative_disable_bs_threshold,

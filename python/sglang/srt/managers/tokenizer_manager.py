@@ -32,6 +32,7 @@ from sglang.srt.managers.io_struct import (
     TextOutput,
     ToPeer,
     ToScheduler,
+    rid_in_use,
 )
 from sglang.srt.managers.text_budget import HiddenBudget
 from sglang.srt.managers.text_observers import TextObserver
@@ -265,7 +266,7 @@ class TokenizerManager:
             if _LONE_SURROGATE.search(rid):
                 raise RequestError("the rid is not valid Unicode: it has a lone surrogate")
             if self._peers.prefix + rid in self._samples or rid in new:
-                raise RequestError(f"rid {rid!r} is in use by a request that is still running")
+                raise RequestError(rid_in_use(rid))
             new.add(rid)
 
     def _wire_id(self, sample: Sample) -> str:

@@ -21,6 +21,11 @@ def prefix_of(worker: int) -> str:
     return f"{worker}{_MARK}"
 
 
+def own_part(message_id: str) -> str:
+    """Of an id that begins with ``prefix_of``: what it is without."""
+    return message_id.partition(_MARK)[2]
+
+
 def worker_of(message_id: str) -> int:
     """Of an id that begins with ``prefix_of``."""
     return int(message_id.partition(_MARK)[0])
