@@ -7,6 +7,7 @@ is tried; a draft made on a wrong cache would be accepted at other places.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -20,7 +21,13 @@ from hypothesis import strategies as st
 
 from sglang.srt.model_executor.step_plan import PageWrite, SlotAdmission, SlotSampling, StepKind, StepPlan
 from sglang.srt.speculative.history import TokenHistory
-from sglang.srt.speculative.kernel_standalone import WINDOW, StandaloneReader
+from sglang.srt.speculative.kernel_standalone import (
+    CHUNK,
+    WINDOW,
+    Piece,
+    StandaloneReader,
+    chunked,
+)
 
 SHAPE = (3, 1, 4)
 PROMPT = [5, 9, 200, 31, 8, 8, 100]
@@ -84,41 +91,88 @@ def test_after_a_prefix_hit_and_in_a_slot_s_next_life() -> None:
     compare(found)
 
 
-@settings(max_examples=50, deadline=None)
-@given(steps=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=60), seed=st.integers(0, 99))
-def test_the_host_s_count_is_never_too_small(steps: list[tuple[int, int]], seed: int) -> None:
-    """V >= L - 1 - behind, whatever is accepted: (drafts, accepted at most) of one row's steps."""
-    rng = random.Random(seed)
-    length = cached = rng.randint(1, 20)  # L and V behind a prefill
-    reader = StandaloneReader.__new__(StandaloneReader)
-    reader._behind = {1: -1}
-    asked: list[int] = []
-    reader.catch_up = lambda behind: asked.append(behind[1])  # type: ignore[method-assign]
-    for step, (draft_len, most) in enumerate(steps):
-        reader.read(StepPlan(step, StepKind.DECODE, (1,), (length,), draft_len))
-        if not draft_len:
-            length += 1
-            continue
-        assert length - 1 - max(0, asked[-1]) <= cached
-        accepted = min(draft_len, most)
-        cached = length + min(accepted, draft_len - 1) + 1
-        length += accepted + 1
+class Recorder(StandaloneReader):
+    """Of one step after the other, without a model: V of every slot, as far as what is read says."""
 
+    def __init__(self, lens: dict[int, int]) -> None:
+        self._history = TokenHistory(max(lens) + 1, 200, torch.device("cpu"))
+        self._state = SimpleNamespace(seq_len=torch.ones(max(lens) + 1, dtype=torch.int64))  # type: ignore[assignment]
+        self._behind = dict.fromkeys(lens, -1)
+        self.cached = dict(lens)
+        self.num_forwards = 0
 
-@settings(max_examples=50, deadline=None)
-@given(rows=st.lists(st.tuples(st.integers(1, 90), st.integers(-1, 70)), min_size=1, max_size=5))
-def test_windows_reach_from_what_is_cached_to_the_last_two_tokens(rows: list[tuple[int, int]]) -> None:
-    """rows: L, and how far behind; V follows from them. No window begins beyond V."""
-    reader = StandaloneReader.__new__(StandaloneReader)
-    reader._history = TokenHistory(len(rows) + 1, 100, torch.device("cpu"))
-    reader._state = SimpleNamespace(seq_len=torch.tensor([1, *(length for length, _ in rows)]))  # type: ignore[assignment]
-    cached = {slot: max(0, length - 1 - max(0, lag)) for slot, (length, lag) in enumerate(rows, start=1)}
+    def _note(self, slot: int, start: int, end: int) -> None:
+        assert 0 <= start <= self.cached[slot], "nothing is left out"
+        self.cached[slot] = max(self.cached[slot], end)
 
-    def read(slots: torch.Tensor, base: torch.Tensor) -> None:
+    def _read_window(self, slots: torch.Tensor, base: torch.Tensor) -> None:
+        self.num_forwards += 1
         for slot, begin in zip(slots.tolist(), base.tolist(), strict=True):
-            assert 0 <= begin <= cached[slot]
-            cached[slot] = max(cached[slot], begin + WINDOW)
+            self._note(slot, begin, begin + WINDOW)
 
-    reader._read_window = read  # type: ignore[method-assign]
-    reader.catch_up({0: 5} | {slot: lag for slot, (_, lag) in enumerate(rows, start=1)})
-    assert all(cached[slot] >= length - 1 for slot, (length, _) in enumerate(rows, start=1))
+    def _read_pieces(self, pieces: Sequence[Piece]) -> None:
+        self.num_forwards += 1
+        assert sum(piece.length for piece in pieces) <= CHUNK
+        assert len({piece.slot for piece in pieces}) == len(pieces)
+        for slot, start, length in pieces:
+            self._note(slot, start, start + length)
+
+
+Step = tuple[int, int, int, bool]
+"""Plain steps, then one of so many drafts (0: none), how many are accepted at most, and whether plans are
+made before the last step is known."""
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    steps=st.lists(
+        st.tuples(st.integers(0, 40), st.sampled_from([0, 1, 3]), st.integers(0, 3), st.booleans()),
+        max_size=5,
+    ),
+    seed=st.integers(0, 99),
+)
+def test_nothing_is_left_out_whatever_is_accepted(steps: list[Step], seed: int) -> None:
+    """V >= L - 1 in every speculative step, from what the host is told: bounds, and draft lengths."""
+    rng = random.Random(seed)
+    lens = {slot: rng.randint(1, 20) for slot in (1, 2)}
+    reader = Recorder(lens)
+    accepted = unknown = 0
+    plans = [one for plain, *last in steps for one in [*([(0, 0, last[2])] * plain), tuple(last)]]
+    for step, (draft_len, most, overlaps) in enumerate(plans):
+        bounds = tuple(length + unknown * overlaps for length in lens.values())
+        for slot, length in lens.items():
+            reader._state.seq_len[slot] = length
+        reader.read(StepPlan(step, StepKind.DECODE, tuple(lens), bounds, draft_len))
+        accepted = min(draft_len, most)
+        unknown = draft_len - accepted
+        for slot, length in lens.items():
+            if draft_len:
+                assert reader.cached[slot] >= length - 1
+                # What was read beyond that is of no use any more: the drafts are written there.
+                reader.cached[slot] = length + min(accepted, draft_len - 1) + 1
+            lens[slot] = length + accepted + 1
+
+
+def test_a_long_plain_phase_is_read_like_a_prompt() -> None:
+    """One forward for 2,048 tokens of any rows, not one for 16 of each."""
+    lens = {slot: 10 for slot in range(1, 31)}
+    reader = Recorder(lens)
+    for step in range(100):
+        bounds = tuple(10 + step for _ in lens)
+        reader.read(StepPlan(step, StepKind.DECODE, tuple(lens), bounds, 0))
+    assert reader.num_forwards == 0, "a plain step costs nothing"
+    reader._state.seq_len[:] = 110
+    reader.read(StepPlan(100, StepKind.DECODE, tuple(lens), (110,) * 30, 3))
+    assert reader.num_forwards == -(-30 * 99 // CHUNK)
+    assert all(length >= 109 for length in reader.cached.values())
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 70)), max_size=6), st.integers(1, 40))
+def test_chunks_hold_the_same_tokens_in_order(rows: list[tuple[int, int]], most: int) -> None:
+    pieces = [Piece(slot, *row) for slot, row in enumerate(rows)]
+    chunks = list(chunked(pieces, most))
+    tokens = [(p.slot, p.start + i) for chunk in chunks for p in chunk for i in range(p.length)]
+    assert tokens == [(p.slot, p.start + i) for p in pieces for i in range(p.length)]
+    sizes = [sum(p.length for p in chunk) for chunk in chunks]
+    assert all(size == most for size in sizes[:-1]) and all(0 < size <= most for size in sizes)

@@ -3,14 +3,15 @@
 Let V leading tokens of a row have entries in the model's cache. The first draft forward takes the last two
 tokens, x_{L-1} and x_L, so it needs V >= L - 1. Behind a speculative step that is so, however many drafts
 were accepted; prompts are read in the step that prefills them. Only a plain step leaves a row one token
-further behind. So the host knows how far behind a row is, though not its length, and before the next
-speculative step the model catches up, by windows of tokens before x_{L-1} that are found on the device.
+further behind. So the host knows how far behind a row is, and of one that is far behind its length too, since
+its last steps were plain. Before the next speculative step the model catches up: a few tokens of all rows by
+one window before x_{L-1}, which is found on the device; more as prompts are read, many of many rows at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
 
 import torch
 
@@ -24,13 +25,23 @@ from sglang.srt.models.decoder import DecoderModel
 from sglang.srt.sampling.kernel_sampler import KernelSampler
 from sglang.srt.speculative.history import TokenHistory
 from sglang.srt.speculative.kernel_history import note_accepted
-from sglang.srt.utils.upload import upload
+from sglang.srt.utils.upload import ints, ranges, upload, upload_all
 
 WINDOW: Final = 16
-"""Tokens of a row that are caught up with at once: one number, since kernels are compiled for each."""
+"""Tokens that are caught up with by a window: one number, since kernels are compiled for each. More than
+there are ever steps in flight: behind so many plain ones a row's length is known."""
 
 CHUNK: Final = 2048
-"""Tokens of a prompt that are read at once where the target has them from its prefix cache."""
+"""Most tokens that are read at once of what this model alone lacks: prompts that the target has from its
+prefix cache, and what was decoded plainly."""
+
+
+class Piece(NamedTuple):
+    """Tokens of one slot."""
+
+    slot: int
+    start: int
+    length: int
 
 
 class KernelStandalone:
@@ -118,21 +129,29 @@ class StandaloneReader:
             self._prefill(plan.prefill)
         self._behind |= {chunk.slot: -1 for chunk in plan.prefill}
         if plan.draft_len:
-            self.catch_up({slot: self._behind.get(slot, 0) for slot in plan.decode_slots})
+            self._catch_up(plan.decode_slots, plan.decode_len_bounds)
             self._behind |= dict.fromkeys(plan.decode_slots, 0)
         else:
             self._behind |= {slot: self._behind.get(slot, 0) + 1 for slot in plan.decode_slots}
 
-    def catch_up(self, behind: dict[int, int]) -> None:
-        """behind: slot -> tokens before its last two that lack entries. The oldest windows come first; one
-        that would begin before the text begins with it, and what it then reads too much is read again.
+    def _catch_up(self, slots: Sequence[int], len_bounds: Sequence[int]) -> None:
+        """A window that would begin before the text begins with it, and what it then reads too much is read
+        again. ``len_bounds``: L of each slot, or more where drafts of a step in flight may be accepted.
         """
-        windows = {slot: -(-lag // WINDOW) for slot, lag in behind.items() if lag > 0 and slot != PAD_SLOT}
-        device = self._history.ids.device
-        for nth in range(max(windows.values(), default=0), 0, -1):
-            slots = upload([slot for slot, num in windows.items() if num >= nth], torch.int64, device)
-            base = self._state.seq_len[slots].to(torch.int64) - (1 + nth * WINDOW)
-            self._read_window(slots, base.clamp_(min=0))
+        few, many = [], []
+        for slot, bound in zip(slots, len_bounds, strict=True):
+            behind = self._behind.get(slot, 0)
+            if behind > WINDOW and slot != PAD_SLOT:
+                start = max(0, bound - 1 - behind)
+                many.append(Piece(slot, start, bound - 1 - start))
+            elif behind > 0 and slot != PAD_SLOT:
+                few.append(slot)
+        for pieces in chunked(many, CHUNK):
+            self._read_pieces(pieces)
+        if few:
+            rows = upload(few, torch.int64, self._history.ids.device)
+            base = self._state.seq_len[rows].to(torch.int64) - (1 + WINDOW)
+            self._read_window(rows, base.clamp_(min=0))
 
     def warm_up(self) -> None:
         """Compile what only catching up runs."""
@@ -144,6 +163,14 @@ class StandaloneReader:
         columns = base[:, None] + torch.arange(WINDOW, device=base.device)  # [R, WINDOW]
         ids = self._history.ids[slots[:, None], columns.clamp(max=self._history.ids.shape[1] - 1)]
         read_rows(self._model, self._backend, ids.to(torch.int64), slots, base)
+
+    def _read_pieces(self, pieces: Sequence[Piece]) -> None:
+        """Of different slots, as prompts are read, but with ids that are on the device."""
+        slots, starts, lens = (ints(column) for column in zip(*pieces, strict=True))
+        of_tokens, places = upload_all([slots.repeat(lens), ranges(starts, lens)], self._history.ids.device)
+        rows = PrefillRows(*(tuple(column) for column in zip(*pieces, strict=True)))
+        ids = self._history.ids[of_tokens, places].to(torch.int64)
+        self._model.forward(ids, places, self._backend.prefill(rows))
 
     def _read_known(self, admission: SlotAdmission) -> None:
         """What the target has from its prefix cache, in which this model's entries may be missing."""
@@ -161,6 +188,23 @@ class StandaloneReader:
             tuple(len(chunk.token_ids) for chunk in chunks),
         )
         self._model.forward(ids, upload(places, torch.int64, device), self._backend.prefill(rows))
+
+
+def chunked(pieces: Sequence[Piece], most: int) -> Iterator[list[Piece]]:
+    """The same tokens in order, at most so many at a time: a piece may be cut."""
+    chunk: list[Piece] = []
+    room = most
+    for slot, start, length in pieces:
+        end = start + length
+        while start < end:
+            piece = Piece(slot, start, min(end - start, room))
+            chunk.append(piece)
+            start, room = start + piece.length, room - piece.length
+            if room == 0:
+                yield chunk
+                chunk, room = [], most
+    if chunk:
+        yield chunk
 
 
 def read_rows(
