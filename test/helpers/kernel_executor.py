@@ -57,7 +57,7 @@ def kernel_executor(
         )  # fmt: skip
         info = ExecutorInfo(
             num_slots, config.num_pages, page_size, context_len, config.vocab_size, config.spec,
-            config.max_spec_rows,
+            config.max_spec_rows, draft_lens=(steps,) if config.spec else (),
         )  # fmt: skip
         return worker, info
 

@@ -196,10 +196,14 @@ def test_processors_under_upstreams_names() -> None:
         line, end = cls.NEW_LINE_TOKEN_ID, cls.THINKING_END_TOKEN_ID
         assert after(cls, [8, 8], 3) == 77 and after(cls, [8, 8, 8], 3) == line
         assert after(cls, [8, 8, 8, line], 3) == end and after(cls, [8, 8, 8, line, end], 3) == 77
-    editors = admitted(processors.DisallowedTokensLogitsProcessor.to_str(), '{"token_ids": [1, 2]}')
-    logits = torch.zeros(1, 4)
-    editors.apply([RowEdit(0, 3, 1, (9,), ((),))], logits, {0: 0})
-    assert (logits[0] == LOWEST).tolist() == [False, True, True, False]
+    for given, banned in (("[1, -2]", [1, 2]), ("[]", []), ("[4]", None), ("[-5]", None), ("[1.0]", None)):
+        editors = admitted(processors.DisallowedTokensLogitsProcessor.to_str(), f'{{"token_ids": {given}}}')
+        logits = torch.zeros(1, 4)
+        editors.apply([RowEdit(0, 3, 1, (9,), ((),))], logits, {0: 0})
+        if banned is None:  # an error of this request alone, on a GPU too
+            assert logits.isnan().all()
+        else:
+            assert (logits[0] == LOWEST).tolist() == [token in banned for token in range(4)]
 
 
 def test_processors_cross_to_other_ranks() -> None:

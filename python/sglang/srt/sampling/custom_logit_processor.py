@@ -46,8 +46,19 @@ class DisallowedTokensLogitsProcessor(CustomLogitProcessor):
     def __call__(
         self, logits: torch.Tensor, custom_param_list: list[dict[str, Any]] | None = None
     ) -> torch.Tensor:
+        import torch
+
+        from sglang.srt.utils.upload import upload
+
+        vocab_size = logits.shape[1]
         for row, params in zip(logits, custom_param_list or (), strict=False):
-            row[params["token_ids"]] = -float("inf")
+            ids = params["token_ids"]
+            # Looked at here: CUDA answers an index out of range by failing for ever.
+            if not all(type(token) is int and -vocab_size <= token < vocab_size for token in ids):
+                raise IndexError(f"token_ids outside the vocabulary of {vocab_size}: {ids}")
+            # A list as an index would wait for the device.
+            places = upload([token % vocab_size for token in ids], torch.int64, logits.device)
+            row.index_fill_(0, places, -float("inf"))
         return logits
 
 
