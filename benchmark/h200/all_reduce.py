@@ -1,6 +1,7 @@
 """Sums over GPUs: how long each way takes by size, whether it is right, and whether all ranks get the same.
 
     python benchmark/h200/all_reduce.py --ranks 2 --out all_reduce.jsonl
+    python benchmark/h200/all_reduce.py --ranks 2 --flashinfer   # sums with their norm too (normed_sums.py)
 
 A process for each rank. A message is added to a residual, as a layer does it, 8 times in a CUDA graph; the
 figure is microseconds of one. With ``--device cpu`` Gloo is the only way, and its time is the host's.
@@ -21,12 +22,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 
+from benchmark.h200 import normed_sums
 from benchmark.h200.executors import Records, add_common_flags, device_name
 from sgl_kernel.communication.layout import PushLayout
-from sgl_kernel.communication.ops import sum_ref
+from sgl_kernel.communication.ops import PushSums, sum_ref
 from sglang.srt.distributed.collectives import Collectives, file_store, open_gloo
 
 LIMIT_S = 120.0
+BUILD_LIMIT_S = 460.0  # more, for FlashInfer's kernels to be compiled
 SIZES = tuple(4096 << i for i in range(12))  # bytes: 4 KiB to 8 MiB
 Way = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -36,6 +39,7 @@ class Ways:
 
     def __init__(self, store: Any, rank: int, size: int, device: str) -> None:
         self.group: Collectives
+        self.sums: PushSums | None = None
         self.refused = ""
         if device == "cpu":
             self.group = open_gloo(store, rank, size)
@@ -55,6 +59,7 @@ class Ways:
         if sums is None:
             self.refused = "the GPUs' memory can't be shared: pushes are left out"
             return
+        self.sums = sums
         self.ways |= {"once": (sums.once, ONCE_BYTES), "twice": (sums.twice, TWICE_BYTES)}
 
     def add_torch(self, store: Any, rank: int, size: int) -> None:
@@ -106,7 +111,9 @@ def problems_of(way: Way, name: str, numel: int, rank: int, group: Collectives) 
     return found
 
 
-def run_rank(rank: int, size: int, meeting: str, device: str, out: Path | None, torchs: bool) -> int:
+def run_rank(
+    rank: int, size: int, meeting: str, device: str, out: Path | None, torchs: bool, flashinfer: bool
+) -> int:
     store = file_store(meeting, size)
     ways = Ways(store, rank, size, device)
     if torchs and device == "cuda":
@@ -135,10 +142,13 @@ def run_rank(rank: int, size: int, meeting: str, device: str, out: Path | None, 
             micros[name] = ways.micros(eight) / 8
         if rank == 0:
             records.add("all_reduce", ranks=size, bytes=num_bytes, micros=micros)
+    if rank == 0:
+        print("\n".join(table(records.lines)), flush=True)
+    if flashinfer:
+        gpu = torch.device("cpu") if device == "cpu" else torch.device("cuda", rank)
+        problems += normed_sums.run(ways.group, ways.sums, store, rank, size, gpu, ways.micros, records)
     for problem in problems:
         print(f"rank {rank}: WRONG: {problem}")
-    if rank == 0:
-        print("\n".join(table(records.lines)))
     return 1 if problems else 0
 
 
@@ -153,20 +163,22 @@ def table(lines: Sequence[dict[str, Any]]) -> list[str]:
     return rows
 
 
-def run_all(size: int, device: str, out: Path | None, torchs: bool = False) -> int:
+def run_all(size: int, device: str, out: Path | None, torchs: bool = False, flashinfer: bool = False) -> int:
     """Every rank in a process; returns how many have failed."""
     with tempfile.TemporaryDirectory(prefix="all_reduce_") as folder:
         command = [sys.executable, str(Path(__file__).resolve()), "--ranks", str(size), "--device", device]
         command += ["--meeting", str(Path(folder) / "meeting")]
         command += [] if out is None else ["--out", str(out)]
         command += ["--torch"] if torchs else []
+        command += ["--flashinfer"] if flashinfer else []
+        limit_s = LIMIT_S + (BUILD_LIMIT_S if flashinfer else 0.0)
         ranks = [subprocess.Popen([*command, "--rank", str(rank)]) for rank in range(size)]
-        deadline, failed = time.monotonic() + LIMIT_S, 0
+        deadline, failed = time.monotonic() + limit_s, 0
         for rank in ranks:
             try:
                 failed += rank.wait(max(0.0, deadline - time.monotonic())) != 0
             except subprocess.TimeoutExpired:
-                print(f"a rank had not ended after {LIMIT_S:.0f} s")
+                print(f"a rank had not ended after {limit_s:.0f} s")
                 rank.kill()
                 failed += 1
     return failed
@@ -179,12 +191,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_common_flags(parser)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--torch", action="store_true", help="torch's sums over symmetric memory as well")
+    parser.add_argument(
+        "--flashinfer", action="store_true", help="sums with their RMS norm, by FlashInfer's kernels as well"
+    )
     parser.add_argument("--rank", type=int, help="be this rank; the script starts itself for each")
     parser.add_argument("--meeting", help="a file where the ranks meet; with --rank")
     args = parser.parse_args(argv)
     if args.rank is not None:
-        return run_rank(args.rank, args.ranks, args.meeting, args.device, args.out, args.torch)
-    return 1 if run_all(args.ranks, args.device, args.out, args.torch) else 0
+        return run_rank(
+            args.rank, args.ranks, args.meeting, args.device, args.out, args.torch, args.flashinfer
+        )
+    return 1 if run_all(args.ranks, args.device, args.out, args.torch, args.flashinfer) else 0
 
 
 if __name__ == "__main__":

@@ -223,8 +223,8 @@ class ServerArgs(PriorityArgs):
         False,
         bool,
         "parallel",
-        "add sums over GPUs to the residual stream in the kernel that sums, also with"
-        " --disable-custom-all-reduce; by our own kernels, not by FlashInfer's",
+        "sums over GPUs with the residual stream and its RMS norm in one kernel, also with"
+        " --disable-custom-all-reduce: FlashInfer's where it can be had and is the fastest, else our own",
     )
 
     # ---- speculative decoding

@@ -126,11 +126,7 @@ def replaced_sums(given: ServerArgs, device: str) -> list[str]:
         sums = "there is one rank, and nothing to sum"
     elif device == "cpu":
         sums = f"sums over the {given.tp_size} ranks are made by Gloo, through the loopback interface"
-    if sums:
-        return [f"{name}: {sums}" for is_asked, name in asked if is_asked]
-    if not given.enable_flashinfer_allreduce_fusion:
-        return []
-    return [f"{fused}: sums are added to the residual stream by our own kernels, FlashInfer's are not used"]
+    return [f"{name}: {sums}" for is_asked, name in asked if is_asked and sums]
 
 
 def shape_warning(args: ServerArgs, architecture: str | None) -> str:

@@ -133,10 +133,12 @@ def test_every_copy_is_compared(two_devices: list[torch.device], monkeypatch: py
 def test_the_report_says_how_far_the_look_got(
     two_devices: list[torch.device], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = LinkCheckConfig(2, True, str(tmp_path / "report"))
+    config = LinkCheckConfig(2, True, False, str(tmp_path / "report"))
     monkeypatch.setattr(link_check, "copy_all", lambda devices: ("", 25.0))
     monkeypatch.setattr(link_check, "sum_all", lambda devices: "")
-    assert link_check.look(config) == LinkReport(2, True, True, True, "", "sums over GPUs", 25.0)
+    assert link_check.look(config) == LinkReport(
+        gpus=2, copies=True, pushes=True, doing="sums over GPUs", slowest_gbs=25.0
+    )
     assert read_report(tmp_path / "report").copies, "written before the sums are tried"
     monkeypatch.setattr(link_check, "sum_all", lambda devices: "wrong")
     assert (link_check.look(config).pushes, link_check.look(config).why) == (False, "wrong")

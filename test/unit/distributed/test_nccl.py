@@ -19,9 +19,10 @@ from sglang.srt.distributed.collectives import PeerLostError
 from sglang.srt.distributed.gpus import open_gpus
 from sglang.srt.distributed.nccl import NcclCollectives
 from sglang.srt.distributed.shares import ShardingError
-from sglang.srt.distributed.tensor_parallel import TensorParallel
+from sglang.srt.distributed.tensor_parallel import StreamShape, TensorParallel
 
 CPU = torch.device("cpu")
+STREAM = StreamShape(64, torch.bfloat16)
 
 
 class FakeNccl:
@@ -113,10 +114,29 @@ def test_what_can_not_be_connected_is_a_lost_peer(monkeypatch: pytest.MonkeyPatc
         NcclCollectives(dist.HashStore(), 0, 1, CPU)
 
 
+def test_an_error_of_nccl_is_a_lost_peer_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = NcclCollectives(dist.HashStore(), 0, 1, CPU)
+
+    def fail(error: Exception) -> None:
+        def collective(*args: Any) -> None:
+            raise error
+
+        monkeypatch.setattr(FakeNccl, "allreduce", collective)
+        monkeypatch.setattr(FakeNccl, "_allgather_base", collective)
+
+    fail(dist.DistBackendError("NCCL communicator was aborted on rank 0"))
+    for collective in (group.all_reduce, group.all_gather):
+        with pytest.raises(PeerLostError, match="NCCL: NCCL communicator was aborted on rank 0"):
+            collective(torch.ones(3))
+    fail(torch.OutOfMemoryError("CUDA out of memory"))
+    with pytest.raises(torch.OutOfMemoryError):
+        group.all_reduce(torch.ones(3))
+
+
 def test_fewer_gpus_than_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(ShardingError, match="--tp-size 4: there are 2 GPUs here"):
-        open_gpus(dist.HashStore(), 3, 4, pushes=True, only_fused=False)
+        open_gpus(dist.HashStore(), 3, 4, pushes=True, only_fused=False, stream=STREAM)
 
 
 @pytest.mark.parametrize("pushes", [False, True])
@@ -125,6 +145,7 @@ def test_the_thread_is_on_its_gpu_before_anything_else(pushes: bool, monkeypatch
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: done.append(device.index))
     monkeypatch.setattr(gpus, "NcclCollectives", lambda *args: done.append("nccl") or "nccl")
-    monkeypatch.setattr(gpus, "with_pushes", lambda nccl, *args, only_fused: done.append(only_fused) or nccl)
-    assert open_gpus(None, 3, 4, pushes=pushes, only_fused=True) == "nccl"
-    assert done == [3, "nccl", *([True] if pushes else [])]
+    monkeypatch.setattr(gpus, "with_pushes", lambda nccl, *args, **more: done.append(more) or nccl)
+    more: dict[str, Any] = {"only_fused": True, "stream": STREAM, "flashinfer": True}
+    assert open_gpus(None, 3, 4, pushes=pushes, **more) == "nccl"
+    assert done == [3, "nccl", *([more] if pushes else [])]

@@ -16,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sgl_kernel.communication import layout as layout_module
-from sgl_kernel.communication.layout import PROGRAM_BYTES, PushLayout
+from sgl_kernel.communication.layout import MAX_ROWS, PROGRAM_BYTES, ROW_BYTES, PushLayout
 from sgl_kernel.communication.ops import PushSums, part_of, sum_ref
+from sgl_kernel.norm.ops import rms_norm_ref
 from sgl_kernel.testing.compile_gate import check
 from sgl_kernel.testing.interpret import interpret
 
@@ -31,11 +32,12 @@ def test_places_lie_apart_and_in_the_block(layout: PushLayout) -> None:
     flags = layout.size * layout.programs * 4
     once = 2 * layout.size * layout.once_programs * PROGRAM_BYTES
     twice = 2 * layout.size * layout.twice_programs * PROGRAM_BYTES
-    spans = [(layout.flags(step), flags) for step in range(3)]
+    spans = [(layout.flags(step), flags) for step in range(4)]
     spans += [(layout.once_data, once), (layout.twice_parts, twice), (layout.twice_sums, twice)]
+    spans += [(layout.row_data, 2 * layout.size * MAX_ROWS * ROW_BYTES)]
     for (begin, size), (after, _) in zip(spans, [*spans[1:], (layout.total_bytes, 0)], strict=True):
         assert begin + size <= after
-    assert all(begin % 4096 == 0 for begin, _ in spans[3:])
+    assert all(begin % 4096 == 0 for begin, _ in spans[4:])
     assert layout.once_programs * PROGRAM_BYTES >= layout.once_bytes
 
 
@@ -78,13 +80,51 @@ def interpreted_sums(size: int, dtype: str, twice: bool, residual: bool) -> None
             torch.testing.assert_close(got.float(), wanted.float(), **close)
 
 
-def both_sums() -> None:
+def interpreted_rows(size: int, dtype: str) -> None:
+    """Sums with their norm: the sum of ``once``, to the bit, and the norm of that."""
+    layout, kind = PushLayout(size, 1 << 15, 1 << 16), getattr(torch, dtype)
+    blocks = [torch.zeros(layout.total_bytes + 4096, dtype=torch.uint8) for _ in range(size)]
+    addresses = [-(-block.data_ptr() // 4096) * 4096 for block in blocks]
+    ranks = [PushSums(rank, addresses, layout, torch.device("cpu")) for rank in range(size)]
+    for turn, (rows, columns) in enumerate([(1, 64), (5, 100), (2, 2048)]):
+        parts = random_parts(size, rows * columns, kind, turn).view(size, rows, columns)
+        stream, weight = (random_parts(1, n, kind, 98)[0] for n in (rows * columns, columns))
+        made, sums = [], []
+        for _ in range(2):
+            made, sums = [], []
+            for rank, part in zip(ranks, parts, strict=True):
+                rank.counters.fill_(turn)
+                made.append(rank.rows(part.clone(), stream.view(rows, columns).clone(), weight, 1e-5))
+                sums.append(rank.once(part.clone(), stream.view(rows, columns).clone()))
+        for (total, normed), summed in zip(made, sums, strict=True):
+            assert torch.equal(total, summed), "the sum is that of once"
+            assert torch.equal(total, made[0][0]) and torch.equal(normed, made[0][1])
+            wanted = rms_norm_ref(total, weight, 1e-5, torch.empty_like(total))
+            close = 2**-6 if kind == BF16 else 1e-6
+            torch.testing.assert_close(normed.float(), wanted.float(), rtol=close, atol=close)
+
+
+def all_sums() -> None:
     for twice in (False, True):
         interpreted_sums(3, "float32", twice, True)
+    interpreted_rows(3, "float32")
 
 
 def test_kernels_in_the_interpreter() -> None:
-    interpret(__file__, "both_sums")
+    interpret(__file__, "all_sums")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("size, dtype", [(2, "bfloat16"), (8, "float16")])
+def test_more_rows_in_the_interpreter(size: int, dtype: str) -> None:
+    interpret(__file__, "interpreted_rows", size=size, dtype=dtype)
+
+
+def test_rows_that_are_too_many_or_too_long_are_not_taken() -> None:
+    taken = [(1, 8192), (MAX_ROWS, 7168)]
+    not_taken = [(0, 64), (MAX_ROWS + 1, 64), (1, 8256)]
+    assert all(PushSums.takes_rows(torch.empty(shape, dtype=BF16)) for shape in taken)
+    assert not any(PushSums.takes_rows(torch.empty(shape, dtype=BF16)) for shape in not_taken)
 
 
 @pytest.mark.long
@@ -172,9 +212,10 @@ def test_kernels_compile_without_spills(size: int, dtype: torch.dtype) -> None:
     sums = PushSums.__new__(PushSums)
     sums.rank, sums.layout = 1, layout
     sums.peers = torch.empty(size, dtype=torch.int64, device="meta")
-    sums.counters = torch.empty(2, layout.programs, dtype=torch.int32, device="meta")
-    x = torch.empty(4, 7168, dtype=dtype, device="meta")
-    for launch in (sums.once_launch(x, x, x), sums.twice_launch(x, None, x)):
+    sums.counters = torch.empty(3, layout.programs, dtype=torch.int32, device="meta")
+    x = torch.empty(4, 7168 if dtype.itemsize == 2 else 4096, dtype=dtype, device="meta")
+    rows = sums.rows_launch(x, x, x, x[0], 1e-5)
+    for launch in (sums.once_launch(x, x, x), sums.twice_launch(x, None, x), rows):
         for made in check(launch):
             stores = re.findall(r"st\.global\.(\S+) ", made.ptx)
             assert stores.count("v4.b32") >= 2 * (size - 1), "whole vectors over the links"

@@ -39,6 +39,7 @@ class ExecutorArgs:
     # The rest is for CUDA.
     disable_custom_all_reduce: bool = False  # sums over ranks by NCCL alone
     fuse_all_reduce: bool = False  # but those added to the residual stream by our own kernels all the same
+    flashinfer_sums: bool = False  # FlashInfer's kernel is one of the ways for sums that are normed
     chunked_prefill_size: int | None = None  # prompt tokens of a step; None: the device's; -1: whole prompts
     max_prefill_tokens: int = 16384
     cuda_graph_max_bs: int | None = None  # None: 256, but no more than there are slots

@@ -21,6 +21,13 @@ class PeerLostError(RuntimeError):
     """Another rank is gone, or does something else: this one is not to blame."""
 
 
+class Norm(Protocol):
+    """An RMS norm: ``x / rms(x) * weight`` of rows [..., H]."""
+
+    weight: torch.Tensor  # [H]
+    eps: float
+
+
 class Collectives(Protocol):
     """Called by all ranks in the same order, with tensors of the same shape and dtype."""
 
@@ -29,6 +36,13 @@ class Collectives(Protocol):
     def all_reduce(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """The sum over the ranks, added to ``residual`` if there is one. Both are contiguous and used up;
         the result's memory may be theirs."""
+        ...
+
+    def sum_and_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, norm: Norm
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """``all_reduce``, and the norm of its result where that is made in the same launch; None: it is not
+        made. x, residual: [T, H]."""
         ...
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
@@ -43,6 +57,11 @@ class SingleRank:
 
     def all_reduce(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         return x if residual is None else residual.add_(x)
+
+    def sum_and_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, norm: Norm
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return self.all_reduce(x, residual), None
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         return x[None]
@@ -63,6 +82,11 @@ class GlooCollectives:
         except RuntimeError as error:
             raise PeerLostError(str(error)) from error
         return x if residual is None else residual.add_(x)
+
+    def sum_and_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, norm: Norm
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return self.all_reduce(x, residual), None
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         parts = x.new_empty((self._size, *x.shape))

@@ -23,6 +23,20 @@ class _Handle(ctypes.Structure):
     _fields_ = (("reserved", ctypes.c_char * _HANDLE_BYTES),)
 
 
+class _Region:
+    """What torch takes for someone else's memory on a GPU."""
+
+    def __init__(self, address: int, num_bytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (num_bytes,), "typestr": "|u1", "data": (address, False), "version": 3,
+        }  # fmt: skip
+
+
+def as_tensor(address: int, num_bytes: int, device: torch.device) -> torch.Tensor:
+    """[num_bytes] uint8 over what ``CudaIpc.allocate`` gave."""
+    return torch.as_tensor(_Region(address, num_bytes), device=device)
+
+
 class CudaIpc:
     """Of the current device of the calling thread. What it makes is there until the process ends."""
 

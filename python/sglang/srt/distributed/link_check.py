@@ -1,4 +1,5 @@
-"""Tries the links of the GPUs: copies between every two of them, then sums by our own kernels over all.
+"""Tries the links of the GPUs: copies between every two of them, then sums by our own kernels over all; or
+sums by FlashInfer's.
 
 Run by ``link_report.check_links``. One process holds all GPUs here, so no memory need be shared.
 """
@@ -7,18 +8,20 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import torch
 
-from sglang.srt.distributed.link_report import LinkCheckConfig, LinkReport, write_report
+from sglang.srt.distributed.link_report import BUILDING, LinkCheckConfig, LinkReport, write_report
 from sglang.srt.utils.child_process import read_config
 
 _COPIED: Final = 1 << 21  # int32: 8 MiB
 _SUMMED: Final = (1000, 1 << 16)
+_WIDTH: Final = 4096  # of the rows that FlashInfer's kernels add
 
 
 def pattern(device: torch.device, seed: int) -> torch.Tensor:
@@ -101,10 +104,7 @@ def sum_all(devices: Sequence[torch.device]) -> str:
             for twice in (False, True):
                 xs = [part.to(device) for part, device in zip(parts, devices, strict=True)]
                 sums = [torch.ones_like(x) for x in xs]
-                for device in devices:
-                    torch.cuda.synchronize(
-                        device
-                    )  # no rank may wait for another while this one is made ready
+                _synchronize(devices)  # no rank may wait for another while this one is made ready
                 run(xs, sums, twice)
                 wanted = sum_ref(parts, torch.ones_like(parts[0]), twice=twice)
                 if any(not torch.equal(total.cpu(), wanted) for total in sums):
@@ -112,6 +112,76 @@ def sum_all(devices: Sequence[torch.device]) -> str:
                         f"a sum of {numel} numbers in {'two steps' if twice else 'one step'} came out wrong"
                     )
     return ""
+
+
+def sum_by_flashinfer(kernels: Any, devices: Sequence[torch.device]) -> str:
+    """Sums with a norm over all GPUs in one step and in two, a few in turn; empty, or what came out wrong."""
+    from sgl_kernel.communication.flashinfer import FlashInferLayout, FlashInferSums
+    from sglang.srt.distributed.sum_trials import EPS, is_normed_sum
+
+    size = len(devices)
+    rows = 2 * size + 1
+    layout = FlashInferLayout(size, 1 << 20, 1 << 20)
+    blocks = [torch.empty(layout.total_bytes, dtype=torch.uint8, device=device) for device in devices]
+    addresses = [block.data_ptr() for block in blocks]
+    ranks = [FlashInferSums(kernels, rank, addresses, layout, device) for rank, device in enumerate(devices)]
+
+    def run(parts: torch.Tensor, twice: bool) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """parts: [size, T, H] -> every rank's sum and norm; stream and weight are ones."""
+        of_ranks = [
+            (part.to(device), torch.ones_like(part, device=device))
+            for part, device in zip(parts, devices, strict=True)
+        ]
+        weights = [torch.ones(_WIDTH, dtype=parts.dtype, device=device) for device in devices]
+        norms = [torch.empty_like(x) for x, _ in of_ranks]  # now: nothing is allocated while a rank waits
+        _synchronize(devices)
+        made = []
+        for rank, (x, residual), weight, norm in zip(ranks, of_ranks, weights, norms, strict=True):
+            with torch.cuda.device(x.device):
+                made.append(rank.sum_and_norm(x, residual, weight, EPS, twice=twice, normed=norm))
+        _synchronize(devices)
+        return made
+
+    for waits in (False, True):  # first all are loaded by a sum that waits for nobody
+        for rank, block in zip(ranks, blocks, strict=True):
+            layout.prepare(block, waits=waits)
+            rank.reset()
+        for turn in range(4 if waits else 1):
+            seed = torch.Generator().manual_seed(turn)
+            parts = torch.randn(size, rows, _WIDTH, generator=seed).bfloat16()
+            for twice in (False, True):
+                made = run(parts, twice)
+                ones = torch.ones_like(parts[0])
+                alike = [(total.cpu(), normed.cpu()) for total, normed in made]
+                right = all(is_normed_sum(got, parts, ones, ones[0], exact=False) for got in alike)
+                if waits and not right:
+                    return f"a sum by FlashInfer in {'two steps' if twice else 'one step'} came out wrong"
+    return ""
+
+
+def look_at_flashinfer(config: LinkCheckConfig) -> LinkReport:
+    from sgl_kernel.attention.prefill.flashinfer import FlashInferError
+    from sgl_kernel.communication.flashinfer import load_kernels, why_not
+
+    file, began = Path(config.file), time.monotonic()
+    report = LinkReport(gpus=config.size, copies=True, pushes=True, doing=BUILDING)
+    if why := why_not(config.size, _WIDTH, torch.bfloat16):
+        return msgspec.structs.replace(report, why=why)
+    write_report(file, report)
+    try:
+        kernels = load_kernels()
+    except FlashInferError as error:
+        return msgspec.structs.replace(report, why=str(error))
+    built_s = time.monotonic() - began
+    report = msgspec.structs.replace(report, built_s=built_s, doing="sums by FlashInfer's kernels")
+    write_report(file, report)
+    why = sum_by_flashinfer(kernels, [torch.device("cuda", index) for index in range(config.size)])
+    return msgspec.structs.replace(report, flashinfer=not why, why=why)
+
+
+def _synchronize(devices: Sequence[torch.device]) -> None:
+    for device in devices:
+        torch.cuda.synchronize(device)
 
 
 def look(config: LinkCheckConfig) -> LinkReport:
@@ -136,7 +206,8 @@ def look(config: LinkCheckConfig) -> LinkReport:
 
 def main() -> int:
     config = msgspec.msgpack.decode(read_config(), type=LinkCheckConfig)
-    write_report(Path(config.file), look(config))
+    report = look_at_flashinfer(config) if config.flashinfer else look(config)
+    write_report(Path(config.file), report)
     return 0
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from sgl_kernel.launch import compiling_ahead
-from sglang.srt.distributed.collectives import TIMEOUT, PeerLostError
+from sglang.srt.distributed.collectives import TIMEOUT, Norm, PeerLostError
 
 
 class NcclCollectives:
@@ -46,17 +47,31 @@ class NcclCollectives:
 
     def all_reduce(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         if not compiling_ahead():
-            self._wait(self._group.allreduce([x], self._sums))
+            self._send(lambda: self._group.allreduce([x], self._sums))
         return x if residual is None else residual.add_(x)
+
+    def sum_and_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, norm: Norm
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return self.all_reduce(x, residual), None
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         parts = x.new_empty((self._size, *x.shape))
         if not compiling_ahead():
-            self._wait(self._group._allgather_base(parts.view(-1), x.view(-1), self._gathers))
+            self._send(lambda: self._group._allgather_base(parts.view(-1), x.view(-1), self._gathers))
         return parts
 
     @staticmethod
-    def _wait(work: Any) -> None:
-        """Of the stream's, not of the host's."""
-        if work is not None:
-            work.wait()
+    def _send(collective: Callable[[], Any]) -> None:
+        """The stream waits for it, not the host.
+
+        Raises:
+            PeerLostError: NCCL has found, by now, that another rank is gone. While a kernel waits for one, it
+                finds nothing; who watches the processes does.
+        """
+        try:
+            work = collective()
+            if work is not None:
+                work.wait()
+        except dist.DistError as error:
+            raise PeerLostError(f"NCCL: {error}") from error

@@ -14,6 +14,14 @@ from sglang.srt.distributed.shares import HeadSpans, Span, even_span, head_spans
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True)
+class StreamShape:
+    """Of the residual stream: with it sums are tried whose norm is wanted."""
+
+    width: int
+    dtype: torch.dtype
+
+
 class Join(Protocol):
     """From what one rank has computed to what all of them have."""
 

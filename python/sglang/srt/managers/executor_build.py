@@ -22,6 +22,7 @@ from sglang.srt.managers.executor_build_models import (
     make_pool,
     max_spec_rows,
     page_budget,
+    stream_shape,
     worker_config,
 )
 from sglang.srt.mem_cache.pool import KVPool
@@ -91,6 +92,8 @@ def build_rank(args: ExecutorArgs, rank: int, meeting: str) -> InProcessExecutor
                 args.tp_size,
                 pushes=args.fuse_all_reduce or not args.disable_custom_all_reduce,
                 only_fused=args.disable_custom_all_reduce,
+                stream=stream_shape(args),
+                flashinfer=args.flashinfer_sums,
             )
         else:
             collectives = open_gloo(store, rank, args.tp_size)

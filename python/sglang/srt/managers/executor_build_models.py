@@ -9,7 +9,7 @@ import torch
 from sglang.srt.configs.executor_args import ExecutorArgs
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.configs.quant_args import check_quantization
-from sglang.srt.distributed.tensor_parallel import TensorParallel
+from sglang.srt.distributed.tensor_parallel import StreamShape, TensorParallel
 from sglang.srt.managers.executor_build_drafter import (
     LoadedDrafter,
     choose,
@@ -83,6 +83,16 @@ def load_models(args: ExecutorArgs, device: torch.device, tp: TensorParallel | N
         return LoadedModels(target, None, None, dtype, device, kv_dtype)
     drafter = load_drafter(args, choice, target, spec, dtype, device, positions)
     return LoadedModels(target, drafter, spec, dtype, device, kv_dtype)
+
+
+def stream_shape(args: ExecutorArgs) -> StreamShape:
+    """Of the target's residual stream on a GPU.
+
+    Raises:
+        ModelConfigError, ExecutorArgsError: see ``load_models``.
+    """
+    config = ModelConfig.from_folder(args.model_path, args.context_length)
+    return StreamShape(config.hidden_size, _dtype(args.dtype, config, torch.device(args.device)))
 
 
 def page_budget(

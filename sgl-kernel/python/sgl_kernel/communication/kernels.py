@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from sgl_kernel.common.kernels import begin_dependent
+from sgl_kernel.norm.kernels import normed_row
 
 _SIGNAL = tl.constexpr("""{
     .reg .pred p;
@@ -91,6 +92,39 @@ def block_of(peers, rank, DTYPE: tl.constexpr):
 
 
 @triton.jit
+def give_and_add(
+    mine,  # [BLOCK]
+    inside,  # [BLOCK]
+    place,  # [BLOCK]: of what rank 0 gives, in elements from the begin of a block
+    peers,  # [SIZE] int64: addresses of the ranks' blocks
+    flag,  # bytes from the begin of a block, of the flag that rank 0 sets
+    number,  # of the sum, for this program
+    FLAG_ROW: tl.constexpr,  # flags of one rank
+    ROOM: tl.constexpr,  # bytes of one message's place
+    RANK: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DTYPE: tl.constexpr,
+):
+    """Push ``mine`` to all others, wait for theirs -> [BLOCK] float32, added in the order of the ranks."""
+    ROOM_OF: tl.constexpr = ROOM // (DTYPE.primitive_bitwidth // 8)
+    for i in tl.static_range(1, SIZE):  # each begins with its neighbour, so all links are used at a time
+        block = block_of(peers, (RANK + i) % SIZE, DTYPE)
+        tl.store(block + RANK * ROOM_OF + place, mine, mask=inside)
+    signal(peers, (flag + 4 * RANK * FLAG_ROW).to(tl.int64), number, RANK, SIZE)
+    block = block_of(peers, RANK, DTYPE)
+    wait(block.to(tl.int64) + flag, 4 * FLAG_ROW, number, RANK, SIZE)
+    total = tl.zeros([BLOCK], tl.float32)
+    for rank in tl.static_range(SIZE):
+        if rank == RANK:
+            total += mine.to(tl.float32)
+        else:
+            given = tl.load(block + rank * ROOM_OF + place, mask=inside, cache_modifier=".cg")
+            total += given.to(tl.float32)
+    return total
+
+
+@triton.jit
 def push_once_kernel(
     x,  # [numel]
     residual,  # [numel] or None: the sum is added to it
@@ -114,26 +148,59 @@ def push_once_kernel(
     column = program * BLOCK + tl.arange(0, BLOCK)
     inside = column < numel
     number = tl.load(counters + program) + 1
-    turn = DATA // WIDTH + (number & 1) * (SIZE * ROOM // WIDTH)
+    place = DATA // WIDTH + (number & 1) * (SIZE * ROOM // WIDTH) + column
     mine = tl.load(x + column, mask=inside)
-    for i in tl.static_range(1, SIZE):  # each begins with its neighbour, so all links are used at a time
-        block = block_of(peers, (RANK + i) % SIZE, DTYPE)
-        tl.store(block + turn + RANK * (ROOM // WIDTH) + column, mine, mask=inside)
-    signal(peers, FLAGS + 4 * (RANK * FLAG_ROW + program).to(tl.int64), number, RANK, SIZE)
-    block = block_of(peers, RANK, DTYPE)
-    own = block.to(tl.int64)
-    wait(own + FLAGS + 4 * program, 4 * FLAG_ROW, number, RANK, SIZE)
-    total = tl.zeros([BLOCK], tl.float32)
-    for rank in tl.static_range(SIZE):
-        if rank == RANK:
-            total += mine.to(tl.float32)
-        else:
-            place = block + turn + rank * (ROOM // WIDTH) + column
-            total += tl.load(place, mask=inside, cache_modifier=".cg").to(tl.float32)
+    flag = FLAGS + 4 * program
+    total = give_and_add(
+        mine, inside, place, peers, flag, number, FLAG_ROW, ROOM, RANK, SIZE, BLOCK, DTYPE
+    )  # fmt: skip
     if residual is not None:
         total += tl.load(residual + column, mask=inside).to(tl.float32)
     tl.store(out + column, total.to(DTYPE), mask=inside)
     tl.store(counters + program, number)
+
+
+@triton.jit
+def push_rows_kernel(
+    x,  # [rows, COLUMNS]
+    residual,  # [rows, COLUMNS], the sum is added to it, and is put here
+    normed,  # [rows, COLUMNS]: the RMS norm of that
+    weight,  # [COLUMNS]
+    peers,  # [SIZE] int64
+    counters,  # [programs] int32
+    eps,
+    FLAGS: tl.constexpr,
+    FLAG_ROW: tl.constexpr,
+    DATA: tl.constexpr,
+    ROOM: tl.constexpr,
+    PLACE: tl.constexpr,  # bytes of one row's
+    COLUMNS: tl.constexpr,
+    RANK: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    DTYPE: tl.constexpr = x.dtype.element_ty
+    WIDTH: tl.constexpr = DTYPE.primitive_bitwidth // 8
+    row = tl.program_id(0)
+    column = tl.arange(0, BLOCK)
+    inside = column < COLUMNS
+    # No kernel writes weights: they may be read while the kernel ahead still runs.
+    w = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    begin_dependent(PDL)
+    number = tl.load(counters + row) + 1
+    place = DATA // WIDTH + (number & 1) * (SIZE * ROOM // WIDTH) + row * (PLACE // WIDTH) + column
+    mine = tl.load(x + row * COLUMNS + column, mask=inside, other=0.0)
+    flag = FLAGS + 4 * row
+    total = give_and_add(
+        mine, inside, place, peers, flag, number, FLAG_ROW, ROOM, RANK, SIZE, BLOCK, DTYPE
+    )  # fmt: skip
+    total += tl.load(residual + row * COLUMNS + column, mask=inside, other=0.0).to(tl.float32)
+    summed = total.to(DTYPE)
+    tl.store(residual + row * COLUMNS + column, summed, mask=inside)
+    wide = tl.where(inside, summed.to(tl.float32), 0.0)
+    tl.store(normed + row * COLUMNS + column, normed_row(wide, w, eps, COLUMNS, DTYPE), mask=inside)
+    tl.store(counters + row, number)
 
 
 @triton.jit

@@ -14,6 +14,10 @@ from typing import Final
 PROGRAM_BYTES: Final = 4096
 """Of a message (of a part of it where the sum is made in two steps) that one program moves."""
 
+MAX_ROWS: Final = 256
+ROW_BYTES: Final = 16384
+"""Of a sum that is normed in the same launch: rows that it may have, a program each, and bytes of one."""
+
 TURNS: Final = 2
 MAX_RANKS: Final = 16
 _FLAG_BYTES: Final = 4
@@ -23,7 +27,8 @@ _ALIGNED: Final = 4096
 @dataclass(frozen=True, slots=True)
 class PushLayout:
     """Offsets in bytes. ``once``: every rank pushes its whole message to every other one. ``twice``: it
-    pushes to each the part that this one adds up, and gets the sums of the other parts back."""
+    pushes to each the part that this one adds up, and gets the sums of the other parts back. ``rows``: as
+    ``once``, but a program has a whole row, which it can norm."""
 
     size: int  # ranks
     once_bytes: int  # largest message
@@ -40,21 +45,17 @@ class PushLayout:
     @property
     def programs(self) -> int:
         """Of the largest sum; flags are laid out for so many."""
-        return max(self.once_programs, self.twice_programs)
-
-    @property
-    def num_counters(self) -> int:
-        """Sums that each program has made, of both kinds; the rank's own, next to its block."""
-        return 2 * self.programs
+        return max(self.once_programs, self.twice_programs, MAX_ROWS)
 
     def flags(self, step: int) -> int:
-        """Of ``once`` (0), and of the two steps of ``twice`` (1, 2): [size, programs] int32 each."""
+        """Of ``once`` (0), of the two steps of ``twice`` (1, 2), and of ``rows`` (3): [size, programs] int32
+        each."""
         return step * self.size * self.programs * _FLAG_BYTES
 
     @property
     def once_data(self) -> int:
         """[turns, size, once_programs * PROGRAM_BYTES]."""
-        return _pieces(self.flags(3), _ALIGNED) * _ALIGNED
+        return _pieces(self.flags(4), _ALIGNED) * _ALIGNED
 
     @property
     def twice_parts(self) -> int:
@@ -67,8 +68,13 @@ class PushLayout:
         return self.twice_parts + TURNS * self.size * self.twice_programs * PROGRAM_BYTES
 
     @property
-    def total_bytes(self) -> int:
+    def row_data(self) -> int:
+        """[turns, size, MAX_ROWS * ROW_BYTES]."""
         return self.twice_sums + TURNS * self.size * self.twice_programs * PROGRAM_BYTES
+
+    @property
+    def total_bytes(self) -> int:
+        return self.row_data + TURNS * self.size * MAX_ROWS * ROW_BYTES
 
 
 def _pieces(total: int, each: int) -> int:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from sgl_kernel._dispatch import device_info
-from sgl_kernel.communication.layout import MAX_RANKS, PROGRAM_BYTES, PushLayout
-from sgl_kernel.launch import Launch
+from sgl_kernel.communication.layout import MAX_RANKS, MAX_ROWS, PROGRAM_BYTES, ROW_BYTES, PushLayout
+from sgl_kernel.launch import Launch, next_power_of_2
+from sgl_kernel.norm.ops import row_warps
 
 _ALIGNED_ELEMENTS = 16  # of a part: whole vectors of 16 bytes, in any dtype
 
@@ -23,8 +24,8 @@ class PushSums:
         self.rank = rank
         self.layout = layout
         self.peers = torch.tensor(addresses, dtype=torch.int64, device=device)  # [size]
-        # [2, programs] of sums in one step and in two
-        self.counters = torch.zeros(2, layout.programs, dtype=torch.int32, device=device)
+        # [3, programs] sums that each has made: in one step, in two, by rows
+        self.counters = torch.zeros(3, layout.programs, dtype=torch.int32, device=device)
 
     def once(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """x: contiguous, ``layout.once_bytes`` at most, used up -> the sum over the ranks, added to the
@@ -39,6 +40,41 @@ class PushSums:
         out = x if residual is None else residual
         self.twice_launch(x, residual, out).run()
         return out
+
+    @staticmethod
+    def takes_rows(x: torch.Tensor) -> bool:
+        """Whether ``rows`` can do it. x: [T, H]."""
+        return 0 < x.shape[0] <= MAX_ROWS and x.shape[1] * x.element_size() <= ROW_BYTES
+
+    def rows(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As ``once``, and the RMS norm of it in the same launch. x, residual: [T, H]; weight: [H].
+
+        The sum is that of ``once`` and the norm that of ``rms_norm``, to the bit.
+        """
+        normed = torch.empty_like(x)
+        self.rows_launch(x, residual, normed, weight, eps).run()
+        return residual, normed
+
+    def rows_launch(
+        self, x: torch.Tensor, residual: torch.Tensor, normed: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> Launch:
+        from sgl_kernel.communication.kernels import push_rows_kernel
+
+        layout, (num_rows, columns) = self.layout, x.shape
+        assert self.takes_rows(x) and x.is_contiguous(), f"{num_rows} rows of {columns}, {x.dtype}"
+        assert residual.shape == x.shape and residual.is_contiguous() and residual.dtype == x.dtype
+        assert weight.shape == (columns,) and weight.is_contiguous()
+        block = next_power_of_2(columns)
+        constants = {
+            "FLAGS": layout.flags(3), "FLAG_ROW": layout.programs, "DATA": layout.row_data,
+            "ROOM": MAX_ROWS * ROW_BYTES, "PLACE": ROW_BYTES, "COLUMNS": columns,
+        }  # fmt: skip
+        args = (x, residual, normed, weight, self.peers, self.counters[2], eps)
+        return self._launch(
+            push_rows_kernel, num_rows, args, constants, block, pdl=True, num_warps=row_warps(block)
+        )
 
     def once_launch(self, x: torch.Tensor, residual: torch.Tensor | None, out: torch.Tensor) -> Launch:
         from sgl_kernel.communication.kernels import push_once_kernel
@@ -84,10 +120,11 @@ class PushSums:
         block: int,
         *,
         pdl: bool,
+        num_warps: int = 4,
     ) -> Launch:
         pdl = pdl and device_info(self.peers.device).has_pdl
         shape = {"RANK": self.rank, "SIZE": self.layout.size, "BLOCK": block, "PDL": pdl}
-        return Launch(kernel, (programs,), args, constants | shape, num_warps=4, pdl=pdl)
+        return Launch(kernel, (programs,), args, constants | shape, num_warps=num_warps, pdl=pdl)
 
 
 def part_of(numel: int, size: int) -> int:

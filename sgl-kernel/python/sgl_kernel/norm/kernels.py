@@ -10,6 +10,14 @@ from sgl_kernel.common.kernels import begin_dependent
 
 
 @triton.jit
+def normed_row(wide, w, eps, SIZE: tl.constexpr, DTYPE: tl.constexpr):
+    """wide, w: [BLOCK] float32, of which all after SIZE are 0 -> [BLOCK] of DTYPE."""
+    scale = tl.rsqrt(tl.sum(wide * wide, 0) / SIZE + eps)
+    normed = (wide * scale).to(DTYPE).to(tl.float32)
+    return (normed * w).to(DTYPE)
+
+
+@triton.jit
 def rms_norm_kernel(
     x,  # [T, SIZE]
     weight,  # [SIZE]
@@ -28,6 +36,5 @@ def rms_norm_kernel(
     w = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
     begin_dependent(PDL)
     wide = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
-    scale = tl.rsqrt(tl.sum(wide * wide, 0) / SIZE + eps)
-    normed = (wide * scale).to(out.dtype.element_ty).to(tl.float32)
-    tl.store(out + row * out_stride + column, (normed * w).to(out.dtype.element_ty), mask=inside)
+    normed = normed_row(wide, w, eps, SIZE, out.dtype.element_ty)
+    tl.store(out + row * out_stride + column, normed, mask=inside)

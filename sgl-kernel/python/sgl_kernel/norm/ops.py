@@ -46,7 +46,12 @@ def rms_norm_launch(
         (num_rows,),
         (x, weight, out, x.stride(0), out.stride(0), eps),
         {"SIZE": size, "BLOCK": block, "PDL": pdl},
-        # Few rows: latency counts, so many warps; 16 bytes a thread and load at least.
-        num_warps=max(1, min(8, block // 256)),
+        num_warps=row_warps(block),
         pdl=pdl,
     )
+
+
+def row_warps(block: int) -> int:
+    """Of a program that norms a row of ``block`` elements. Few rows: latency counts, so many warps; 16 bytes a
+    thread and load at least."""
+    return max(1, min(8, block // 256))
