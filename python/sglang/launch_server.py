@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from sglang.srt.entrypoints.http_server import listen, serve
-from sglang.srt.entrypoints.prepare import StartError, prepare
+from sglang.srt.entrypoints.prepare import StartError, check_flags, prepare
 from sglang.srt.managers.mode_args import when_speculative
 from sglang.srt.server_args import SECRETS, ServerArgs
 from sglang.srt.utils.flags import ServerArgsError, exit_with_error, option_name
@@ -30,6 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else list(argv)
     try:
         given = ServerArgs.from_command_line(words, PROG)
+        check_flags(given)
         configure_logging(given.log_level)
         logger.info("sglang-toggle %s: preparing %s.", __version__, given.model_path or "the embedded model")
         prepared = prepare(given)

@@ -8,6 +8,7 @@ import pytest
 from helpers.server import write_tiny_pair
 
 from sglang.embedded.model import EMBEDDED_DISABLE_BS_THRESHOLD, EMBEDDED_MODEL_NAME
+from sglang.launch_server import main as launch
 from sglang.srt.entrypoints.prepare import StartError, prepare
 from sglang.srt.server_args import ServerArgs
 
@@ -37,6 +38,35 @@ def test_a_named_model_gets_nothing_of_that(tmp_path: Path) -> None:
     target, _ = write_tiny_pair(tmp_path)
     args = prepared("--model-path", str(target), "--trust-remote-code")
     assert (args.speculative_algorithm, args.enable_metrics) == (None, False)
+
+
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        (("--page-size", "0"), "--page-size"),
+        (("--tp-size", "0"), "--tp-size"),
+        (("--port", "70000"), "--port"),
+        (("--speculative-num-steps", "2", "--speculative-bs-schedule", "1-:3"), "names 3 drafts"),
+        (("--speculative-bs-schedule", "2-:3"), "--speculative-bs-schedule"),
+        (("--speculative-auto-table", "nowhere"), "nowhere"),
+        (("--speculative-algorithm", "none", "--speculative-num-steps", "2"), "needs a drafter"),
+        (("--tokenizer-path", "nowhere"), "tokenizer path"),
+        (("--chat-template", "chatml"), "Jinja file"),
+    ],
+)
+def test_wrong_flags_are_told_before_anything_is_prepared(
+    flags: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def convert() -> str:
+        raise AssertionError("this may take a minute")
+
+    monkeypatch.setattr("sglang.srt.entrypoints.prepare.embedded_model_path", convert)
+    with pytest.raises(StartError, match=words):
+        prepared(*flags)
+    with pytest.raises(SystemExit):
+        launch(flags)
+    told = capsys.readouterr().err
+    assert words in told and "preparing" not in told
 
 
 def test_errors_are_one_line(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from sglang.srt.configs.config_fields import ModelConfigError
 from sglang.srt.configs.draft_choice import choose_drafter
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.configs.speculative_args import EAGLE3, parse_algorithm
-from sglang.srt.managers.chat_templates import ChatTemplate, load_chat_template
+from sglang.srt.managers.chat_templates import ChatTemplate, load_chat_template, read_template
 from sglang.srt.managers.mode_args import check_mode
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.server_args_checks import replacements, shape_warning
@@ -26,6 +26,7 @@ from sglang.srt.utils.text_tokenizer import TextTokenizer, TokenizerError
 
 logger = logging.getLogger(__name__)
 
+_EMBEDDED_ARCHITECTURE = "LlamaForCausalLM"
 _EMBEDDED_STEPS = 3
 _EMBEDDED_CAPTURE_MAX_BS = 128
 
@@ -47,10 +48,40 @@ def prepare(given: ServerArgs) -> Prepared:
     Raises:
         StartError: the configuration is wrong, or a file it names.
     """
+    check_flags(given)
     try:
         return _prepare(given)
     except (ServerArgsError, ModelConfigError, TokenizerError, EmbeddedModelError) as error:
         raise StartError(str(error)) from error
+
+
+def check_flags(given: ServerArgs) -> None:
+    """What is wrong whatever the model says. The embedded model may have to be converted first, which takes
+    a while.
+
+    Raises:
+        StartError: something is.
+    """
+    try:
+        _check_flags(given)
+    except (ServerArgsError, TokenizerError, EmbeddedModelError) as error:
+        raise StartError(str(error)) from error
+
+
+def _check_flags(given: ServerArgs) -> None:
+    if given.model_path is not None:
+        given.resolve(None)
+    else:
+        check_mode(_with_embedded_defaults(given, EMBEDDED_MODEL_NAME).resolve(_EMBEDDED_ARCHITECTURE))
+    if given.tokenizer_path is not None:
+        _check_tokenizer(given.tokenizer_path)
+    if given.chat_template is not None:
+        read_template(Path(given.chat_template))
+
+
+def _check_tokenizer(folder: str) -> None:
+    if not Path(folder).is_dir():
+        raise TokenizerError(f"tokenizer path {folder} is not a folder")
 
 
 def _prepare(given: ServerArgs) -> Prepared:
@@ -74,8 +105,7 @@ def _prepare(given: ServerArgs) -> Prepared:
 def load_prepared(args: ServerArgs, model: ModelConfig) -> Prepared:
     """What belongs to resolved arguments."""
     assert args.tokenizer_path is not None
-    if not Path(args.tokenizer_path).is_dir():
-        raise TokenizerError(f"tokenizer path {args.tokenizer_path} is not a folder")
+    _check_tokenizer(args.tokenizer_path)
     tokenizer = TextTokenizer.from_folder(args.tokenizer_path)
     return Prepared(args, model, tokenizer, load_chat_template(tokenizer, args.chat_template))
 
@@ -90,11 +120,13 @@ def _check_drafter(kind: str, folder: str | None, model: ModelConfig) -> None:
 
 def with_embedded_model(args: ServerArgs) -> ServerArgs:
     """Without a model path: the embedded model, its drafter and its threshold. What was given stays."""
-    if args.model_path is not None:
-        return args
+    return args if args.model_path is not None else _with_embedded_defaults(args, embedded_model_path())
+
+
+def _with_embedded_defaults(args: ServerArgs, folder: str) -> ServerArgs:
     args = replace(
         args,
-        model_path=embedded_model_path(),
+        model_path=folder,
         served_model_name=args.served_model_name or EMBEDDED_MODEL_NAME,
         enable_metrics=True,
     )

@@ -111,7 +111,7 @@ def load_chat_template(tokenizer: TextTokenizer, given: str | None) -> ChatTempl
     Raises:
         TokenizerError: it can't be read.
     """
-    sources = _own_sources(tokenizer) if given is None else {_DEFAULT: _read_template(Path(given))}
+    sources = _own_sources(tokenizer) if given is None else {_DEFAULT: read_template(Path(given))}
     source = sources.get(_DEFAULT)
     if source is None:
         return None
@@ -129,10 +129,10 @@ def _own_sources(tokenizer: TextTokenizer) -> dict[str, str]:
             if isinstance(entry, dict) and isinstance(entry.get("template"), str):
                 sources[str(entry.get("name"))] = entry["template"]
     for file in sorted((tokenizer.folder / "additional_chat_templates").glob("*.jinja")):
-        sources[file.stem] = _read_template(file)
+        sources[file.stem] = read_template(file)
     file = tokenizer.folder / "chat_template.jinja"
     if file.is_file():
-        sources[_DEFAULT] = _read_template(file)
+        sources[_DEFAULT] = read_template(file)
     return sources
 
 
@@ -142,13 +142,17 @@ def _processor_config(folder: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
-        value = json.loads(_read_template(file))
+        value = json.loads(read_template(file))
     except ValueError as error:
         raise TokenizerError(f"{file} is not valid JSON: {error}") from error
     return value if isinstance(value, dict) else {}
 
 
-def _read_template(file: Path) -> str:
+def read_template(file: Path) -> str:
+    """
+    Raises:
+        TokenizerError: it can't be read.
+    """
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
