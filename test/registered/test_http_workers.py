@@ -101,6 +101,10 @@ def test_both_answer_and_what_one_is_told_holds_for_both(server: Server) -> None
 
 def test_an_abort_by_id_finds_its_request_in_the_other_process(server: Server) -> None:
     streams = Streams(server, 5)
+    for i in range(5):  # whichever process is asked, the name is taken
+        body = {"text": "x", "rid": f"s{i}", "sampling_params": {"max_new_tokens": 1}}
+        answer = httpx.post(f"{server.url}/generate", json=body, timeout=10)
+        assert answer.status_code == 400 and f"rid 's{i}' is in use" in answer.json()["error"]["message"]
     began = time.monotonic()
     for i in range(5):
         assert httpx.post(f"{server.url}/abort_request", json={"rid": f"s{i}"}).status_code == 200
