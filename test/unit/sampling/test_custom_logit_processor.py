@@ -50,7 +50,7 @@ def edits_of(plan: StepPlan, rows: Sequence[DrivenRequest], drafts: StepDrafts |
         tokens = drafts.tokens[row] if drafts is not None else (0,)
         parents = drafts.parents[row] if drafts is not None and drafts.parents is not None else None
         paths: list[tuple[int, ...]] = [()]
-        for node in range(1, plan.row_drafts[row] + 1 if plan.row_drafts else len(tokens)):
+        for node in range(1, len(tokens)):
             paths.append((*paths[node - 1 if parents is None else parents[node]], tokens[node]))
         known = tuple(request.known)
         edits.append(RowEdit(row, request.slot, len(request.prompt), known, tuple(paths)))
@@ -89,8 +89,6 @@ def test_both_kinds_of_step_choose_the_same(shape: tuple[int, int, int] | None) 
         for step in range(8):
             draft_len = shape[0] if shape and step % 3 else 0
             plan = driver.plan(decode=requests, draft_len=draft_len)
-            if draft_len and shape is not None and shape[1] == 1 and step % 2:
-                plan = replace(plan, row_drafts=(0, 3, 1, 2))
             edited_step(driver, plan, requests)
         texts.append([request.output for request in requests])
         executor.shutdown()

@@ -137,8 +137,7 @@ class Grammars:
                 parents = None if drafts.parents is None else drafts.parents[row]
             num_nodes = len(tokens)
             if request.processor is not None:
-                num_verified = plan.row_drafts[row] + 1 if plan.row_drafts else num_nodes
-                edits.append(_edit(row, request, tokens[:num_verified], parents))
+                edits.append(_edit(row, request, tokens, parents))
             if constraint is None:
                 continue
             most = request.max_accepted(plan.draft_len)

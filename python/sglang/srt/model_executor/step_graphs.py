@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from itertools import accumulate
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -51,7 +50,7 @@ class DeviceStep(Protocol):
         """slots: [R] int64 on the device, PAD_SLOT in padded rows."""
         ...
 
-    def begin(self, slots: torch.Tensor, draft_len: int, query_lens: QueryLens | None = None) -> StepStart:
+    def begin(self, slots: torch.Tensor, draft_len: int) -> StepStart:
         """The first part of ``run``, up to the choices."""
         ...
 
@@ -288,22 +287,15 @@ class DecodeSteps:
         return executed(self.step.run(slots, draft_len, given), len(slots_cpu), used_graph=False)
 
     def begin(
-        self,
-        slots_cpu: Sequence[int],
-        draft_len: int,
-        row_drafts: Sequence[int] = (),
-        editors: LogitEditors | None = None,
+        self, slots_cpu: Sequence[int], draft_len: int, editors: LogitEditors | None = None
     ) -> BegunStep:
         """A masked step, up to its choices. ``editors``: a row's logits are changed, which no graph does."""
-        if self._split is not None and not row_drafts and editors is None:
+        if self._split is not None and editors is None:
             begun = self._split.begin(slots_cpu, draft_len)
             if begun is not None:
                 return begun
-        slots, given = upload(slots_cpu, torch.int64, self._device), None
-        if row_drafts:
-            lens = [drafts + 1 for drafts in row_drafts]
-            given = QueryLens(upload(lens, torch.int64, self._device), sum(lens))
-        start = self.step.begin(slots, draft_len, given)
+        slots = upload(slots_cpu, torch.int64, self._device)
+        start = self.step.begin(slots, draft_len)
 
         def finish(masks: StepMidInput) -> Executed:
             allowed = None
@@ -312,8 +304,7 @@ class DecodeSteps:
             edit = None
             if editors is not None and masks.edits:
                 num_nodes = start.tree.tokens.shape[1]
-                widths = [drafts + 1 for drafts in row_drafts] or [num_nodes] * len(slots_cpu)
-                first_lines = dict(enumerate(accumulate(widths[:-1], initial=0)))
+                first_lines = {row: row * num_nodes for row in range(len(slots_cpu))}
                 edit = partial(editors.apply, masks.edits, first_lines=first_lines)
             return executed(self.step.finish(start, allowed, edit), len(slots_cpu), used_graph=False)
 

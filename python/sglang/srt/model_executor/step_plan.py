@@ -143,6 +143,7 @@ class StepPlan:
         if self.row_drafts:
             assert len(self.row_drafts) == len(self.decode_slots)
             assert min(self.row_drafts) >= 0 and 0 < max(self.row_drafts) <= self.draft_len
+            assert not self.masked, "who chooses behind the host verifies all drafts"
 
     @property
     def num_rows(self) -> int:

@@ -75,7 +75,7 @@ class Worker:
         self._prepare(plan)
         if self._decode_steps is not None and not plan.prefill:
             editors = self._editors if self._editors.has_any(plan.decode_slots) else None
-            begun = self._decode_steps.begin(plan.decode_slots, plan.draft_len, plan.row_drafts, editors)
+            begun = self._decode_steps.begin(plan.decode_slots, plan.draft_len, editors)
         else:
             begun = self._begin(plan, self._runner.forward(plan))
         self.sampler.admit(plan.admissions)
