@@ -15,6 +15,7 @@ from helpers.tiny_models import BASE_CONFIG
 from helpers.tiny_tiktoken import write_tiny_kimi
 
 from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.entrypoints.body_sends import BodySends
 from sglang.srt.entrypoints.context import ServerContext
 from sglang.srt.entrypoints.http_server import build_app
 from sglang.srt.managers.chat_templates import load_chat_template
@@ -66,7 +67,7 @@ class ChatDesk:
             started_ts=time.time(),
             startup_time_s=0.0,
         )
-        self._app = build_app(context)
+        self._app = BodySends(build_app(context))  # as a server serves it
         self._answers: set[asyncio.Task[None]] = set()
 
     def _take(self, message: Any) -> None:

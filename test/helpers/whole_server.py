@@ -18,6 +18,7 @@ from helpers.tiny_tokenizer import CHAT_TEMPLATE, write_merged_tokenizer
 
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.constrained.compiling import GrammarCompiler
+from sglang.srt.entrypoints.body_sends import BodySends
 from sglang.srt.entrypoints.context import ServerContext
 from sglang.srt.entrypoints.http_server import build_app
 from sglang.srt.managers.chat_templates import load_chat_template
@@ -108,7 +109,8 @@ class WholeServer:
             self._tokenizer, limits, self.scheduler.receive, Observers(), 1
         )
         template = load_chat_template(self._tokenizer, None)
-        self._app = build_app(ServerContext(self.args, self._model, self.manager, template, "", 0.0, 0.0))
+        context = ServerContext(self.args, self._model, self.manager, template, "", 0.0, 0.0)
+        self._app = BodySends(build_app(context))  # as a server serves it
 
     def _counting(self, policy: Policy) -> Policy:
         def decide(state: ToggleInput) -> Decision:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang.srt.entrypoints.native_answer import NativeAnswers
+from sglang.srt.entrypoints.native_answer import NativeAnswers, NativeFeed
 from sglang.srt.managers.io_struct import FinishReason, RequestStats, RequestWish, TextOutput, TokenReport
 from sglang.srt.managers.text_reports import TextReport
 from sglang.srt.managers.text_request import Group, Sample, TextRequest
@@ -30,19 +31,32 @@ PIECES = st.lists(
 )
 
 
-async def answers(pieces: list[tuple[int, str, list[int]]], incremental: bool, wire: bool) -> list[Any]:
+async def events_of(made: NativeAnswers, group: Group, way: str) -> AsyncIterator[Any]:
+    """As clients read them; ``way``: by which method of ``made``."""
+    if way != "feed":
+        async for answer in made.stream(group) if way == "stream" else made.events(group):
+            yield msgspec.json.decode(msgspec.json.encode(answer))
+        return
+    feed = NativeFeed(made, group)
+    while not feed.has_ended:
+        await group.changed.wait()
+        group.changed.clear()
+        for event in feed.look():
+            yield msgspec.json.decode(event.removeprefix(b"data: "))
+
+
+async def answers(pieces: list[tuple[int, str, list[int]]], incremental: bool, way: str) -> list[Any]:
     group = Group()
     for i in range(2):
         sample = Sample(f"r{i}", TextRequest("x", SamplingParams(), stream=True), [1], group.changed)
         sample.created_ts = 0.0
         group.samples.append(sample)
     made = NativeAnswers(Call(answers_with_list=True), "v", incremental)  # type: ignore[arg-type]
-    stream = made.events(group) if wire else made.stream(group)
     got = []
 
     async def read() -> None:
-        async for event in stream:
-            got.append(msgspec.json.decode(msgspec.json.encode(event)))
+        async for event in events_of(made, group, way):
+            got.append(event)
 
     reading = asyncio.create_task(read())
     for i, text, ids in pieces:
@@ -55,8 +69,8 @@ async def answers(pieces: list[tuple[int, str, list[int]]], incremental: bool, w
     return got
 
 
-@given(st.lists(st.integers(0, 3), max_size=6), st.booleans())
-def test_logprobs_come_with_their_ids(counts: list[int], incremental: bool) -> None:
+@given(st.lists(st.integers(0, 3), max_size=6), st.booleans(), st.sampled_from(["feed", "events"]))
+def test_logprobs_come_with_their_ids(counts: list[int], incremental: bool, way: str) -> None:
     """Joined, what increments tell is what the end of a cumulative stream tells."""
     wish = RequestWish(logprobs=True, logprob_start=1, num_top=1, token_ids=(7,))
 
@@ -69,8 +83,8 @@ def test_logprobs_come_with_their_ids(counts: list[int], incremental: bool) -> N
         got: list[Any] = []
 
         async def read() -> None:
-            async for event in made.events(group):
-                got.append(msgspec.json.decode(msgspec.json.encode(event)))
+            async for event in events_of(made, group, way):
+                got.append(event)
 
         reading = asyncio.create_task(read())
         at = 0
@@ -109,8 +123,9 @@ def test_logprobs_come_with_their_ids(counts: list[int], incremental: bool) -> N
 def test_events_read_as_the_answers_of_an_engine(
     pieces: list[tuple[int, str, list[int]]], incremental: bool
 ) -> None:
-    on_the_wire = asyncio.run(answers(pieces, incremental, wire=True))
-    assert on_the_wire == asyncio.run(answers(pieces, incremental, wire=False))
+    on_the_wire = asyncio.run(answers(pieces, incremental, "feed"))
+    for way in ("events", "stream"):
+        assert on_the_wire == asyncio.run(answers(pieces, incremental, way))
     texts = [""] * 2
     for i, text, _ in pieces:
         texts[i] += text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -14,7 +15,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from sglang.srt.entrypoints.body_sends import body_send
+from sglang.srt.entrypoints.body_sends import body_send, pushes_of
+from sglang.srt.entrypoints.pushes import Pushes
 from sglang.srt.managers.text_request import Group, RequestError, Sample
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
@@ -136,10 +138,41 @@ class StreamForm:
     end: bytes
 
 
-class EventStream(Response):
+class StreamedResponse(Response, ABC):
     """Server-sent events. An error before the first event is an ordinary error response."""
 
     media_type = "text/event-stream"
+
+    def __init__(self, manager: TokenizerManager, group: Group, shape: ErrorShape) -> None:
+        super().__init__(headers={"cache-control": "no-cache"}, media_type=self.media_type)
+        del self.headers["content-length"]
+        self._manager = manager
+        self._group = group
+        self._shape = shape
+        self._started = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sending = self._send_all(send, body_send(scope, send), pushes_of(scope))
+        try:
+            error = await _unless_gone(sending, receive)
+            if error is not None:
+                await error_response(error, self._shape)(scope, receive, send)
+        finally:
+            self._manager.abort_group(self._group, CLIENT_GONE)
+
+    @abstractmethod
+    async def _send_all(self, start: Send, send: Send, pushes: Pushes | None) -> RequestError | None:
+        """``start``: for how the answer begins; ``send``: for its body. The error with which it failed before
+        it began.
+        """
+
+    async def _begin(self, start: Send) -> None:
+        self._started = True
+        await start({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+
+
+class EventStream(StreamedResponse):
+    """Of events that are waited for one by one."""
 
     def __init__(
         self,
@@ -149,30 +182,16 @@ class EventStream(Response):
         shape: ErrorShape,
         form: StreamForm | None = None,
     ) -> None:
-        super().__init__(headers={"cache-control": "no-cache"}, media_type=self.media_type)
-        del self.headers["content-length"]
+        super().__init__(manager, group, shape)
         self._events = events
-        self._manager = manager
-        self._group = group
-        self._shape = shape
-        self._form = form or StreamForm(_event, _stream_error, DONE)
-        self._started = False
+        self._form = form or StreamForm(encoded_event, stream_error, DONE)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            error = await _unless_gone(self._send_all(send, body_send(scope, send)), receive)
-            if error is not None:
-                await error_response(error, self._shape)(scope, receive, send)
-        finally:
-            self._manager.abort_group(self._group, CLIENT_GONE)
-
-    async def _send_all(self, begin: Send, send: Send) -> RequestError | None:
-        """``begin``: for how the answer begins; ``send``: for its body."""
+    async def _send_all(self, start: Send, send: Send, pushes: Pushes | None) -> RequestError | None:
         encode = self._form.encode
         try:
             async for event in self._events:
                 if not self._started:
-                    await self._begin(begin)
+                    await self._begin(start)
                 await send({"type": "http.response.body", "body": encode(event), "more_body": True})
         except RequestError as error:
             if not self._started:
@@ -180,21 +199,17 @@ class EventStream(Response):
             data = encode(self._form.error(error))
             await send({"type": "http.response.body", "body": data, "more_body": True})
         if not self._started:
-            await self._begin(begin)
+            await self._begin(start)
         await send({"type": "http.response.body", "body": self._form.end, "more_body": False})
         return None
 
-    async def _begin(self, send: Send) -> None:
-        self._started = True
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
 
-
-def _stream_error(error: RequestError) -> dict[str, Any]:
+def stream_error(error: RequestError) -> dict[str, Any]:
     retryable = error.status_code >= 500
     kind = "internal_server_error" if retryable else "invalid_request_error"
     message = error_message(error)
     return {"error": {"message": message, "type": kind, "code": error.status_code, "retryable": retryable}}
 
 
-def _event(value: dict[str, Any]) -> bytes:
+def encoded_event(value: dict[str, Any]) -> bytes:
     return b"data: " + msgspec.json.encode(value) + b"\n\n"

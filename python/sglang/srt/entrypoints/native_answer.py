@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
-from sglang.srt.entrypoints.answering import raise_if_failed
+from sglang.srt.entrypoints.answering import encoded_event, raise_if_failed
 from sglang.srt.entrypoints.meta_info import meta_info
 from sglang.srt.entrypoints.native_request import NativeCall
 from sglang.srt.entrypoints.repeated_parts import RepeatedParts
-from sglang.srt.managers.text_request import Delta, Group, Sample
+from sglang.srt.managers.text_request import Delta, Group, Sample, TextRequest
 
 
 class NativeAnswers:
@@ -55,16 +55,17 @@ class NativeAnswers:
         repeated = [RepeatedParts() for _ in group.samples]
         async for index, sample, delta in group.updates():
             raise_if_failed(sample)
-            parts = repeated[index]
-            if self._is_incremental:
-                text, ids, begin = delta.text, delta.ids, delta.begin
-            else:
-                parts.add(delta.text, delta.ids)
-                text, ids, begin = parts.text, parts.ids, 0
             if sample.finish is not None and _is_large(sample):
-                yield await asyncio.to_thread(self._answer, index, sample, text, ids, begin, True)
+                yield await asyncio.to_thread(self.event, index, sample, delta, repeated[index])
             else:
-                yield self._answer(index, sample, text, ids, begin, True)
+                yield self.event(index, sample, delta, repeated[index])
+
+    def event(self, index: int, sample: Sample, delta: Delta, parts: RepeatedParts) -> dict[str, Any]:
+        """``parts``: what earlier events have had."""
+        if self._is_incremental:
+            return self._answer(index, sample, delta.text, delta.ids, delta.begin, True)
+        parts.add(delta.text, delta.ids)
+        return self._answer(index, sample, parts.text, parts.ids, 0, True)
 
     def _chunk(self, index: int, sample: Sample, delta: Delta) -> dict[str, Any]:
         if self._is_incremental:
@@ -84,6 +85,31 @@ class NativeAnswers:
         if self._call.return_prompt_token_ids:
             answer["prompt_token_ids"] = sample.prompt_ids
         return answer
+
+
+class NativeFeed:
+    """As ``events``, of samples that aren't large."""
+
+    def __init__(self, answers: NativeAnswers, group: Group) -> None:
+        self.has_ended = False
+        self._answers = answers
+        self._group = group
+        self._repeated = [RepeatedParts() for _ in group.samples]
+
+    def look(self) -> Iterator[bytes]:
+        """
+        Raises:
+            RequestError: a sample has failed.
+        """
+        self.has_ended = self._group.is_finished
+        for index, sample, delta in self._group.news():
+            raise_if_failed(sample)
+            yield encoded_event(self._answers.event(index, sample, delta, self._repeated[index]))
+
+
+def may_be_large(requests: Sequence[TextRequest]) -> bool:
+    """Whether there may be samples whose last event is better encoded by a thread."""
+    return any(request.wish is not None and request.wish.hidden_states == "all" for request in requests)
 
 
 def _is_large(sample: Sample) -> bool:

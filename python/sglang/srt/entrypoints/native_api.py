@@ -19,8 +19,9 @@ from sglang.srt.entrypoints.answering import (
     read_json,
 )
 from sglang.srt.entrypoints.context import ServerContext
+from sglang.srt.entrypoints.fed_stream import FedStream
 from sglang.srt.entrypoints.middleware import may_administrate
-from sglang.srt.entrypoints.native_answer import NativeAnswers
+from sglang.srt.entrypoints.native_answer import NativeAnswers, NativeFeed, may_be_large
 from sglang.srt.entrypoints.native_request import parse_call
 from sglang.srt.managers.io_struct import ControlReply
 from sglang.srt.managers.text_request import RequestError, Sample
@@ -58,8 +59,10 @@ def _add_generation(router: APIRouter, context: ServerContext) -> None:
             answers = NativeAnswers(
                 call, context.args.weight_version, context.args.incremental_streaming_output
             )
-            if call.stream:
+            if call.stream and may_be_large(call.requests):
                 return EventStream(answers.events(group), manager, group, native_error)
+            if call.stream:
+                return FedStream(NativeFeed(answers, group), manager, group, native_error)
             samples = await finished_or_gone(request, manager, group)
         except RequestError as error:
             return error_response(error, native_error)

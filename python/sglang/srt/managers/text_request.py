@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from sglang.srt.managers.io_struct import FinishReason, RequestStats, RequestWish, TextOutput
 from sglang.srt.managers.text_reports import TextReport
@@ -43,8 +44,7 @@ class TextRequest:
     no_logs: bool = False  # nothing of it goes into a log or a file
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(NamedTuple):
     """What came since the last look at a sample."""
 
     text: str
@@ -57,23 +57,26 @@ class Bell:
     token of every stream.
     """
 
-    __slots__ = ("_is_set", "_waiter")
+    __slots__ = ("_waiter", "is_set", "listener")
 
     def __init__(self) -> None:
-        self._is_set = False
+        self.is_set = False
+        self.listener: Callable[[], None] | None = None  # is told in place of one that waits
         self._waiter: asyncio.Future[None] | None = None
 
     def set(self) -> None:
-        if not self._is_set:
-            self._is_set = True
-            if self._waiter is not None and not self._waiter.done():
+        if not self.is_set:
+            self.is_set = True
+            if self.listener is not None:
+                self.listener()
+            elif self._waiter is not None and not self._waiter.done():
                 self._waiter.set_result(None)
 
     def clear(self) -> None:
-        self._is_set = False
+        self.is_set = False
 
     async def wait(self) -> None:
-        if self._is_set:
+        if self.is_set:
             return
         assert self._waiter is None, "two wait"
         self._waiter = asyncio.get_running_loop().create_future()
@@ -164,10 +167,17 @@ class Group:
         while True:
             self.changed.clear()
             ended = self.is_finished
-            for index, sample in enumerate(self.samples):
-                delta = sample.take_delta()
-                if delta is not None:
-                    yield index, sample, delta
+            for news in self.news():
+                yield news
             if ended:
                 return
             await self.changed.wait()
+
+    def news(self) -> list[tuple[int, Sample, Delta]]:
+        """Of the samples that have any, with their indices."""
+        made = []
+        for index, sample in enumerate(self.samples):
+            delta = sample.take_delta()
+            if delta is not None:
+                made.append((index, sample, delta))
+        return made

@@ -38,10 +38,13 @@ class ReplyParser:
         closers = () if tool_format is None else tool_format.begins
         self._reasoning = None if reasoning is None else reasoning.parser(form.reasoning_is_open, closers)
         self._tools = None if tool_format is None else tool_format.parser(form.tools)
+        self._is_text = self._reasoning is None and self._tools is None  # and nothing else
         self._held: list[Reasoning] = []
         self.num_calls = 0
 
     def push(self, text: str) -> list[ReplyEvent]:
+        if self._is_text:
+            return [Text(text)] if text else []
         parts = [Text(text)] if self._reasoning is None else self._reasoning.push(text)
         return self._pass_on(parts)
 

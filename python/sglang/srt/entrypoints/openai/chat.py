@@ -11,9 +11,10 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from sglang.srt.entrypoints.answering import EventStream, finished_or_gone, gone_response, openai_error
+from sglang.srt.entrypoints.answering import finished_or_gone, gone_response, openai_error
 from sglang.srt.entrypoints.context import ServerContext, new_rid
-from sglang.srt.entrypoints.openai.answers import stream_chunks
+from sglang.srt.entrypoints.fed_stream import FedStream
+from sglang.srt.entrypoints.openai.answers import ChunkFeed
 from sglang.srt.entrypoints.openai.chat_choices import StreamChoices, whole_choice
 from sglang.srt.entrypoints.openai.extras import Extras, add_chat_extras, refuse_streamed
 from sglang.srt.entrypoints.openai.protocol import ChatBody
@@ -55,8 +56,8 @@ async def answer_chat(request: Request, body: ChatBody, context: ServerContext) 
     if body.stream:
         envelope["object"] = "chat.completion.chunk"
         choices = StreamChoices(form, manager.tokenizer).choices
-        events = stream_chunks(envelope, group, choices, body.stream_options, extras, count_reasoning)
-        return EventStream(events, manager, group, openai_error)
+        feed = ChunkFeed(envelope, group, choices, body.stream_options, extras, count_reasoning)
+        return FedStream(feed, manager, group, openai_error)
     samples = await finished_or_gone(request, manager, group)
     if samples is None:
         return gone_response()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sglang.srt.entrypoints.openai.answers import ending
+from sglang.srt.entrypoints.openai.extras import Choice, TextOnly
 from sglang.srt.entrypoints.openai.logprobs import chat_logprobs, hidden_state
 from sglang.srt.function_call.events import CallArguments, CallStart, Text
 from sglang.srt.managers.text_request import Delta, Sample
@@ -51,9 +52,11 @@ class StreamChoices:
         self._parsers: dict[int, ReplyParser] = {}
         self._num_calls: dict[int, int] = {}
 
-    def choices(self, index: int, sample: Sample, delta: Delta) -> list[dict[str, Any]]:
+    def choices(self, index: int, sample: Sample, delta: Delta) -> Sequence[Choice]:
         made = []
         parser = self._parsers.get(index)
+        if parser is not None and sample.finish is None and sample.told is None:
+            return [self._running(index, event) for event in parser.push(delta.text)]
         if parser is None:
             parser = self._parsers[index] = self._form.parser()
             self._num_calls[index] = 0
@@ -69,6 +72,13 @@ class StreamChoices:
         if parts:
             parts[0]["logprobs"] = self._logprobs(index, sample)
         return made + parts
+
+    def _running(self, index: int, event: ReplyEvent) -> Choice:
+        if isinstance(event, Text):
+            return TextOnly(index, _content, event.text)
+        if isinstance(event, Reasoning):
+            return TextOnly(index, _reasoning_content, event.text)
+        return _delta(index, self._part(index, event))
 
     def _logprobs(self, index: int, sample: Sample) -> dict[str, Any] | None:
         """Of the ids that have come since those of an earlier choice; text that is held back has none yet."""
@@ -98,6 +108,14 @@ def _ending(sample: Sample, parser: ReplyParser) -> dict[str, Any]:
     if parser.num_calls and end["finish_reason"] == "stop":
         return {**end, "finish_reason": "tool_calls"}
     return end
+
+
+def _content(index: int, text: str) -> dict[str, Any]:
+    return _delta(index, {"content": text})
+
+
+def _reasoning_content(index: int, text: str) -> dict[str, Any]:
+    return _delta(index, {"reasoning_content": text})
 
 
 def _delta(index: int, delta: dict[str, Any]) -> dict[str, Any]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from sglang.srt.entrypoints.answering import EventStream, finished_or_gone, gone_response, openai_error
+from sglang.srt.entrypoints.answering import finished_or_gone, gone_response, openai_error
 from sglang.srt.entrypoints.context import ServerContext, new_rid
-from sglang.srt.entrypoints.openai.answers import ending, stream_chunks
-from sglang.srt.entrypoints.openai.extras import Extras, TokenIds
+from sglang.srt.entrypoints.fed_stream import FedStream
+from sglang.srt.entrypoints.openai.answers import ChunkFeed, ending
+from sglang.srt.entrypoints.openai.extras import Choice, Extras, TextOnly, TokenIds
 from sglang.srt.entrypoints.openai.logprobs import CompletionLogprobs, hidden_state
 from sglang.srt.entrypoints.openai.protocol import CompletionBody
 from sglang.srt.entrypoints.reasoning_ends import with_thinking
@@ -40,8 +42,8 @@ async def answer_completion(request: Request, body: CompletionBody, context: Ser
     extras, token_ids = Extras.of(body, context.args), TokenIds(body)
     if body.stream:
         make = token_ids.adding(texts.choices)
-        events = stream_chunks(envelope, group, make, body.stream_options, extras)
-        return EventStream(events, manager, group, openai_error)
+        feed = ChunkFeed(envelope, group, make, body.stream_options, extras)
+        return FedStream(feed, manager, group, openai_error)
     samples = await finished_or_gone(request, manager, group)
     if samples is None:
         return gone_response()
@@ -96,8 +98,10 @@ class _Texts:
         choice = {"index": index, "text": prefix + sample.text, "logprobs": logprobs.next()}
         return {**choice, **ending(sample), **hidden_state(sample)}
 
-    def choices(self, index: int, sample: Sample, delta: Delta) -> list[dict[str, Any]]:
+    def choices(self, index: int, sample: Sample, delta: Delta) -> Sequence[Choice]:
         text, logprobs = delta.text, self._logprobs.get(index)
+        if logprobs is not None and sample.finish is None and sample.told is None:
+            return [TextOnly(index, _running, text)] if text else []
         if logprobs is None:
             prefix = self._prefix(sample)
             text = prefix + text
@@ -107,3 +111,7 @@ class _Texts:
             return []
         choice = {"index": index, "text": text, "logprobs": logprobs.next(), **ending(sample)}
         return [choice if sample.finish is None else {**choice, **hidden_state(sample)}]
+
+
+def _running(index: int, text: str) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": None, "finish_reason": None, "matched_stop": None}

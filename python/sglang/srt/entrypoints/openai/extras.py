@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from sglang.srt.entrypoints.meta_info import meta_info, spec_info
 from sglang.srt.entrypoints.openai.protocol import ChatBody, CompletionBody, GenerationBody, StreamOptions
@@ -12,7 +12,22 @@ from sglang.srt.managers.io_struct import RequestStats
 from sglang.srt.managers.text_request import Delta, RequestError, Sample
 from sglang.srt.server_args import ServerArgs
 
-MakeChoice = Callable[[int, Sample, Delta], list[dict[str, Any]]]
+Shape = Callable[[int, str], dict[str, Any]]
+
+
+class TextOnly(NamedTuple):
+    """A choice of a stream that adds a text and tells nothing else."""
+
+    number: int
+    shape: Shape  # makes the choice of its number and text; the same function for all that differ in these
+    text: str
+
+    def whole(self) -> dict[str, Any]:
+        return self.shape(self.number, self.text)
+
+
+Choice = TextOnly | dict[str, Any]
+MakeChoice = Callable[[int, Sample, Delta], Sequence[Choice]]
 
 _OLD_NAMES = ("spec_accept_token_num", "spec_draft_token_num", "spec_accept_histogram")
 
@@ -120,9 +135,11 @@ class TokenIds:
 
     def adding(self, make: MakeChoice) -> MakeChoice:
         """To those of a stream."""
+        if not self._wanted:
+            return make
 
         def choices(index: int, sample: Sample, delta: Delta) -> list[dict[str, Any]]:
-            made = make(index, sample, delta)
+            made = [one.whole() if isinstance(one, TextOnly) else one for one in make(index, sample, delta)]
             ids = self._untold.pop(index, []) + delta.ids
             for choice in made[:1]:
                 self._tell(choice, sample, ids)
