@@ -50,6 +50,7 @@ from sglang.srt.entrypoints.shared_port import bind, shared_instead
 from sglang.srt.entrypoints.tokenize_api import tokenize_router
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.server_args import ServerArgs
+from sglang.srt.utils.garbage import leave_start_alone
 from sglang.srt.utils.log import say
 
 logger = logging.getLogger(__name__)
@@ -221,6 +222,7 @@ async def _serve(
     _on_signals({signal.SIGINT: stop, signal.SIGTERM: drain.begin})
     if not runtime.args.skip_server_warmup and not await _warm_up(manager):
         raise StartError(runtime.failure or "the warm-up request was not answered")
+    leave_start_alone()
     open_port(listener)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     failing = asyncio.create_task(runtime.failed.wait())

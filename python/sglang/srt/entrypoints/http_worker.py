@@ -36,6 +36,7 @@ from sglang.srt.managers.io_struct import (
 from sglang.srt.managers.state_answers import state_endpoint
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.utils.child_process import end_with_parent, read_config
+from sglang.srt.utils.garbage import leave_start_alone
 from sglang.srt.utils.ipc import Receiver, Sender, close_sockets, endpoint
 from sglang.srt.utils.log import configure_logging, say_traceback
 from sglang.srt.utils.routes import tokenizer_endpoint
@@ -82,6 +83,7 @@ class HttpWorker:
         loop = asyncio.get_running_loop()
         loop.add_reader(self._receiver.file_descriptor, self._receive)
         listener = bind_shared(self._config.args.host, self._config.args.port)
+        leave_start_alone()
         open_shared(listener)
         self._launcher.send(Ready(worker_name(self._config.index)))
         self._receive()

@@ -19,6 +19,7 @@ from sglang.srt.managers.io_struct import (
     encode,
 )
 from sglang.srt.utils.child_process import end_with_parent, read_config
+from sglang.srt.utils.garbage import leave_start_alone
 from sglang.srt.utils.ipc import Receiver, close_sockets, endpoint
 from sglang.srt.utils.log import configure_logging, say_traceback
 from sglang.srt.utils.routes import RoutedSender, worker_of
@@ -89,6 +90,7 @@ def serve(config: DetokenizerConfig, receiver: Receiver[TokenBatch], sender: Rou
         receiver.wait(None)
         for batch in receiver.receive_all():
             if not greeted:
+                leave_start_alone()
                 sender.launcher.send(Ready(NAME))
                 greeted = True
             if batch.outputs:

@@ -1,6 +1,6 @@
 """Messages between the processes. msgspec structs, tagged by class name; no pickle.
 Those made for every row of every step are no business of the garbage collector (``gc=False``): they are
-parts of no cycle.
+parts of no cycle. They go without their fields' names (``array_like``), which were four fifths of a message.
 
     TokenizerManager ──► Scheduler ──► Detokenizer ──► TokenizerManager
            ▲───────── ControlReply ───────┘
@@ -103,7 +103,7 @@ class FinishReason(msgspec.Struct, frozen=True, omit_defaults=True):
     err_type: str | None = None
 
 
-class RequestStats(msgspec.Struct, frozen=True, gc=False):
+class RequestStats(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Figures of one request so far; goes into ``meta_info``."""
 
     prompt_tokens: int
@@ -130,7 +130,7 @@ class TokenReport(msgspec.Struct, frozen=True, gc=False):
     unkept_id: int | None = None  # the one that ``chosen`` is about, of an answer that is to have none
 
 
-class TokenOutput(msgspec.Struct, frozen=True, gc=False):
+class TokenOutput(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """New ids of one request since its last output (all of them at once if it does not stream)."""
 
     rid: str
@@ -150,7 +150,7 @@ class TokenBatch(Message, frozen=True):
     outputs: list[TokenOutput]
 
 
-class TextOutput(msgspec.Struct, frozen=True, gc=False):
+class TextOutput(msgspec.Struct, frozen=True, gc=False, array_like=True):
     rid: str
     new_text: str  # text that became certain with these ids; may be empty
     new_ids: list[int]

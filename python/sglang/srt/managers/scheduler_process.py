@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import time
@@ -40,6 +39,7 @@ from sglang.srt.speculative.toggle import decide_by_threshold
 from sglang.srt.utils.child_process import end_with_parent, read_config
 from sglang.srt.utils.environment import seconds_from
 from sglang.srt.utils.flags import ServerArgsError
+from sglang.srt.utils.garbage import leave_start_alone
 from sglang.srt.utils.gpu import GPU_DEVICE_FILE
 from sglang.srt.utils.ipc import Receiver, Sender, close_sockets, endpoint
 from sglang.srt.utils.log import configure_logging, flush_log, say_traceback
@@ -160,8 +160,7 @@ def serve(config: SchedulerProcessConfig, folder: Path, replies: RoutedSender) -
     receiver = Receiver(endpoint(folder, "scheduler"), scheduler_decoder.decode)
     to_detokenizer = Sender(endpoint(folder, "detokenizer"), encode)
     scheduler = build_scheduler(config.args, executor, to_detokenizer, replies)
-    gc.collect()
-    gc.freeze()  # what the start made stays: no collection between two steps needs to look at it
+    leave_start_alone()
     pulse = Pulse()
     Watchdog(
         pulse,

@@ -94,7 +94,7 @@ def parameters_of(sample: Sample) -> dict[str, Any]:
 
 def outcome_of(sample: Sample) -> dict[str, Any]:
     """Figures of a request that has ended; nothing of its texts."""
-    stats: dict[str, Any] = msgspec.to_builtins(sample.stats)
+    stats = msgspec.structs.asdict(sample.stats)
     return {
         "rid": sample.rid,
         "stream": sample.request.stream,
