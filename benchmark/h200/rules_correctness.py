@@ -70,7 +70,7 @@ ROUNDING: Final = 1e-3  # of a float32 score
 HIDDEN: Final = 1e-3  # of the hidden states' spread
 SIZES: Final[dict[str, Any]] = {
     "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 8,
-    "num_key_value_heads": 4, "head_dim": 128, "max_position_embeddings": 1024,
+    "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 1024,
 }  # fmt: skip
 TINY: Final[dict[str, Any]] = {"num_hidden_layers": 4, "max_position_embeddings": 1024}
 
@@ -336,7 +336,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         root = Path(folder)
         size = len(world.tokens)
         target = write_tiny_llama(root / "target", vocab_size=size, **(TINY if args.tiny else SIZES))
-        own = {} if args.tiny else {"head_dim": 128}
+        own = {} if args.tiny else {"num_key_value_heads": 8, "head_dim": 64}
         drafter = write_tiny_eagle3(root / "drafter", target, draft_vocab=size * 2 // 3, **own)
         setting = Setting(world, Folders(target, drafter), args.device, out, root / "choices.json")
         reason = missing("dill")
