@@ -19,7 +19,7 @@ from sglang.srt.utils import stop_regex
 
 PATTERNS = (
     "a+b", "[ab]{2,3}$", "(?<=b)é", "a(?=..)", "^b*a", r"\bb", "é.", "a|bb", "(a)b?\\1", "b[^b]b", "(?i)AB",
-    "日",
+    "日", "a.*é", "[ab]+é日", "(?:ab)+é", "a{3}", " \\bb", "b\\B", "a(?!$)", "(?i)aB+É", "(?m)a$", "a++b",
 )  # fmt: skip
 
 
@@ -118,6 +118,60 @@ def test_the_searches_at_a_token_share_one_limit(monkeypatch: pytest.MonkeyPatch
     assert [patience.spend(lambda limit_s: limit_s) for _ in range(2)] == pytest.approx([0.2, 0.05])
     with pytest.raises(stop_regex.StopRegexTooSlow):
         patience.spend(lambda limit_s: limit_s)
+
+
+def test_slow_searches_may_come_now_and_then_but_not_at_each_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(took=0.0, perf_counter=lambda: clock.took)
+    monkeypatch.setattr(stop_regex, "time", clock)
+    patience = stop_regex.Patience()
+
+    def token_that_takes(seconds: float) -> None:
+        def search(limit_s: float) -> None:
+            if seconds > limit_s:
+                raise TimeoutError
+            clock.took += seconds
+
+        patience.next_token()
+        patience.spend(search)
+
+    for seconds, tokens in ((0.009, 1000), (0.15, 1), (0.001, 30), (0.15, 1)):  # all of these are borne
+        for _ in range(tokens):
+            token_that_takes(seconds)
+    with pytest.raises(stop_regex.StopRegexTooSlow):
+        token_that_takes(0.1)
+
+
+@settings(max_examples=100)
+@given(st.lists(st.integers(0, 255) | st.sampled_from(list("é日😀".encode())), max_size=30))
+def test_a_tail_grows_by_its_last_ids(ids: list[int]) -> None:
+    """Of any bytes: as a whole decode has them, and never more than a few are decoded."""
+    tail, decoded = stop_regex.ReplyTail(), []
+
+    def decode(some: list[int]) -> str:
+        decoded.append(len(some))
+        return as_text(some)
+
+    for count in range(1, len(ids) + 1):
+        tail.push(ids[count - 1], decode)
+        assert tail.text.rstrip("\ufffd") == as_text(ids[:count]).rstrip("\ufffd")
+    assert max(decoded, default=0) <= 2 * stop_regex._CONTEXT + 1
+
+
+def test_a_tail_has_the_last_ids_alone() -> None:
+    text, tail = "aé日" * 900, stop_regex.ReplyTail()
+    ids = list(text.encode())
+    for token in ids:
+        tail.push(token, as_text)
+    assert text.endswith(tail.text) and tail.has_left
+    assert 0 <= len(tail.text.encode()) - stop_regex.MOST_IDS < 3  # a character is its last id's
+
+
+def test_what_can_begin_no_match_is_not_looked_at_again() -> None:
+    search = stop_regex.StopSearch(["x[0-9]{3}y", "(?<=q)z"])
+    for number, token in enumerate(b"ab x12x123 " * 50, start=1):
+        search.push(token, as_text)
+        assert search.completed() is None
+        assert number - 5 <= search._begins[0] <= number and search._begins[1] == 0
 
 
 @pytest.mark.parametrize(

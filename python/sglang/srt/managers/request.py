@@ -18,7 +18,7 @@ from sglang.srt.managers.io_struct import FinishReason, GenerateRequest, Request
 from sglang.srt.managers.reports import RequestReport
 from sglang.srt.mem_cache.prefix_cache import CacheHandle
 from sglang.srt.model_executor.step_plan import ProcessorSpec, SlotSampling
-from sglang.srt.utils.stop_regex import StopPattern
+from sglang.srt.utils.stop_regex import StopSearch
 
 
 class RequestState(StrEnum):
@@ -62,7 +62,7 @@ class Request:
         "state", "slot", "prefill_len", "pages", "kv_allocated_len", "cache_handle", "num_cache_pages",
         "duplicate_pages", "match_keys", "num_in_flight", "num_choosing", "kv_len_bound", "ids",
         "kv_committed_len", "counters", "finish", "stop_trim", "num_emitted", "max_ids", "grammar",
-        "reasoning_end", "constraint", "received_ts", "stop_patterns", "rules", "salt", "priority",
+        "reasoning_end", "constraint", "received_ts", "stop_search", "rules", "salt", "priority",
         "processor", "report",
     )  # fmt: skip
 
@@ -90,7 +90,8 @@ class Request:
         self.max_ids = self.prompt_len + max_new_tokens
         self.sampling = sampling
         self.stop_ids = stop_ids
-        self.stop_patterns = tuple(StopPattern.of(text) for text in message.sampling.stop_regex)
+        patterns = message.sampling.stop_regex
+        self.stop_search = StopSearch(patterns) if patterns else None  # stop_checker.py's
         self.draft_class = draft_class  # requests that accept drafts alike; "": accepts none
         self.grammar = spec_of(message.sampling)
         self.reasoning_end = message.reasoning_end  # where the grammar begins; None: at once

@@ -9,7 +9,7 @@ from sglang.srt.managers.finish import BAD_REQUEST, abort_reason
 from sglang.srt.managers.io_struct import FinishReason
 from sglang.srt.managers.request import Request
 from sglang.srt.sampling.sampling_params import SamplingParams
-from sglang.srt.utils.stop_regex import MOST_IDS, Patience, StopRegexTooSlow
+from sglang.srt.utils.stop_regex import StopRegexTooSlow
 
 # Ids before a stop string's own bytes, so that a window that begins inside a character (or whose
 # first blank the tokenizer drops) still decodes the part that matters.
@@ -81,19 +81,18 @@ class StopChecker:
 
     def _check_patterns(self, request: Request, new_ids: Sequence[int]) -> StopHit | None:
         """The text keeps what a pattern matched, as upstream."""
-        # Enough of the known ids for the widest window.
-        ids = request.ids[max(request.prompt_len, len(request.ids) - MOST_IDS) :]
+        search = request.stop_search
+        assert search is not None and search.num_ids == request.num_outputs
         for count, token in enumerate(new_ids, start=1):
-            ids.append(token)
+            search.push(token, self._decode)
             if request.num_outputs + count < request.params.min_new_tokens:
                 continue
-            patience = Patience()
             try:
-                for pattern in request.stop_patterns:
-                    if pattern.is_new(self._decode, ids, patience):
-                        return StopHit(count, FinishReason(type="stop", matched=pattern.text))
+                completed = search.completed()
             except StopRegexTooSlow:
                 return StopHit(count, abort_reason(TOO_SLOW, BAD_REQUEST))
+            if completed is not None:
+                return StopHit(count, FinishReason(type="stop", matched=completed))
         return None
 
     @staticmethod

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -20,9 +21,14 @@ MOST_IDS: Final = 1024
 MOST_CHARACTERS: Final = 4096  # of a pattern
 TIME_LIMIT_S: Final = 0.2
 """Of all searches at one token: the loop waits for them, and one may take for ever on the wrong text."""
+TIME_A_TOKEN_S: Final = 0.01
+"""Of all searches at a token on the average: what they take beyond it is missing at later ones."""
 
-_MARGIN: Final = 4  # ids: a window may begin inside a character, and \b looks at one before it
+_CONTEXT: Final = (
+    4  # ids before those whose text is made: a character may begin in them, and blanks are dropped
+)
 _INCOMPLETE: Final = "\ufffd"  # stands for the bytes of a character that is not complete yet
+_LOOKS_AROUND: Final = re.compile(r"\\[bBZAmMGK]|\$|\(\?(?!:)")
 
 
 class StopRegexError(ValueError):
@@ -34,10 +40,13 @@ class StopRegexTooSlow(Exception):
 
 
 class Patience:
-    """How long a request's searches at one token may still take, however many patterns it has."""
+    """How long a request's searches may still take, however many patterns it has."""
 
     def __init__(self) -> None:
         self._left_s = TIME_LIMIT_S
+
+    def next_token(self) -> None:
+        self._left_s = min(TIME_LIMIT_S, self._left_s + TIME_A_TOKEN_S)
 
     def spend(self, search: Callable[[float], T]) -> T:
         """``search``: is given the seconds that it may take.
@@ -60,7 +69,9 @@ class Patience:
 class StopPattern:
     text: str
     compiled: Any  # regex.Pattern
-    num_ids: int  # of the reply's end, in which a match can lie
+    # Whether where it can't begin to match, it never will, whatever follows: the library finds beginnings of
+    # matches, but for patterns that look at what is behind a place, or disregard case.
+    tells_beginnings: bool
 
     @staticmethod
     def of(text: str) -> StopPattern:
@@ -80,27 +91,9 @@ class StopPattern:
             raise StopRegexError(f"{text!r} is no regular expression: {error}") from error
         if matches_empty:
             raise StopRegexError(f"{text!r} matches an empty text, so that every reply would end at once")
-        return StopPattern(text, compiled, _window(text))
+        return StopPattern(text, compiled, _LOOKS_AROUND.search(text) is None)
 
-    def is_new(self, decode: Callable[[list[int]], str], outputs: Sequence[int], patience: Patience) -> bool:
-        """Whether the last of ``outputs`` completes a match: one that was not there without it.
-
-        Raises:
-            StopRegexTooSlow: the search takes too long.
-        """
-        begin = max(0, len(outputs) - self.num_ids)
-        seen = list(outputs[begin:])
-        # A text that goes on to the left has no beginning, where ^ would match.
-        first = 1 if begin else 0
-        after = decode(seen).rstrip(_INCOMPLETE)
-        found = patience.spend(lambda limit_s: self.compiled.search(after, first, timeout=limit_s))
-        if found is None:
-            return False
-        before = decode(seen[:-1]).rstrip(_INCOMPLETE) if len(seen) > 1 else ""
-        now, then = (self._matches(text, first, patience) for text in (after, before))
-        return bool(now - then)
-
-    def _matches(self, text: str, first: int, patience: Patience) -> set[tuple[int, int]]:
+    def matches(self, text: str, first: int, patience: Patience) -> set[tuple[int, int]]:
         def search(limit_s: float) -> set[tuple[int, int]]:
             found = self.compiled.finditer(text, first, overlapped=True, timeout=limit_s)
             return {match.span() for match in found}
@@ -108,8 +101,102 @@ class StopPattern:
         return patience.spend(search)
 
 
-def _window(text: str) -> int:
-    """Ids that a match can take: one has at least a byte, and a character at most four."""
-    if any(mark in text for mark in ("*", "+", "?", "{", "\\")):  # repeats, or looks around
-        return MOST_IDS
-    return min(MOST_IDS, 4 * len(text) + _MARGIN)
+class ReplyTail:
+    """The text of a reply's last ``MOST_IDS`` ids, but for an incomplete character at its end. It grows by
+    ids, of which the last ones alone are decoded."""
+
+    def __init__(self) -> None:
+        self.num_ids = 0  # of the whole reply
+        self.text = ""
+        self.text_before = ""  # without what the last id brought
+        self._settled = ""  # the part of ``text`` that is not made of ``_open``
+        self._context: list[int] = []
+        self._open: list[int] = []
+        self._sizes: deque[int] = deque()  # characters that each id has brought
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the text goes on to the left, so that its beginning is none."""
+        return self.num_ids > MOST_IDS
+
+    def push(self, token: int, decode: Callable[[list[int]], str]) -> int:
+        """How many characters it has lost on the left."""
+        self._open.append(token)
+        if len(self._open) > _CONTEXT:  # the first of them begin no character that is still to come
+            self._settle(len(self._open) - _CONTEXT + 1, decode)
+        self.text_before = self.text
+        whole = self._opened(len(self._open), decode)
+        shown = whole.rstrip(_INCOMPLETE)
+        self.text = self._settled + shown
+        self._sizes.append(max(0, len(self.text) - len(self.text_before)))
+        if shown == whole:
+            self._settle(len(self._open), decode)
+        self.num_ids += 1
+        return self._slide()
+
+    def _opened(self, count: int, decode: Callable[[list[int]], str]) -> str:
+        """The text of the first ``count`` open ids."""
+        before = decode(self._context) if self._context else ""
+        return decode([*self._context, *self._open[:count]])[len(before) :]
+
+    def _settle(self, count: int, decode: Callable[[list[int]], str]) -> None:
+        self._settled += self._opened(count, decode)
+        self._context = [*self._context, *self._open[:count]][-_CONTEXT:]
+        del self._open[:count]
+
+    def _slide(self) -> int:
+        if len(self._sizes) <= MOST_IDS:
+            return 0
+        lost = self._sizes.popleft()
+        self.text, self.text_before = self.text[lost:], self.text_before[lost:]
+        self._settled = self._settled[lost:]
+        return lost
+
+
+class StopSearch:
+    """A request's patterns over its reply."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self._patterns = [StopPattern.of(text) for text in texts]
+        self._begins = [0] * len(self._patterns)  # of each: no match that is to come begins before
+        self._tail = ReplyTail()
+        self._patience = Patience()
+
+    @property
+    def num_ids(self) -> int:
+        return self._tail.num_ids
+
+    def push(self, token: int, decode: Callable[[list[int]], str]) -> None:
+        """The reply's next id."""
+        lost = self._tail.push(token, decode)
+        self._begins = [max(0, begin - lost) for begin in self._begins]
+        self._patience.next_token()
+
+    def completed(self) -> str | None:
+        """The pattern that the last id completes a match of: one that was not there without it.
+
+        Raises:
+            StopRegexTooSlow: searching takes too long.
+        """
+        first = 1 if self._tail.has_left else 0
+        for index, pattern in enumerate(self._patterns):
+            begin = max(first, self._begins[index])
+            if self._search(pattern, begin) is None:
+                if pattern.tells_beginnings:
+                    partial = self._search(pattern, begin, partial=True)
+                    self._begins[index] = len(self._tail.text) if partial is None else partial
+                continue
+            now, then = (
+                pattern.matches(text, first, self._patience)
+                for text in (self._tail.text, self._tail.text_before)
+            )
+            if now - then:
+                return pattern.text
+        return None
+
+    def _search(self, pattern: StopPattern, begin: int, partial: bool = False) -> int | None:
+        """Where the first match begins, or what may become one."""
+        found = self._patience.spend(
+            lambda limit_s: pattern.compiled.search(self._tail.text, begin, partial=partial, timeout=limit_s)
+        )
+        return None if found is None else int(found.start())
