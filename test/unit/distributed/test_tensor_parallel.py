@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,10 @@ from helpers.tiny_mla import write_tiny_kimi_k25
 from helpers.tiny_models import write_tiny_eagle3, write_tiny_llama
 
 from sglang.srt.configs.executor_args import ExecutorArgs
-from sglang.srt.distributed.collectives import Collectives, PeerLostError, open_gloo
+from sglang.srt.distributed.collectives import Collectives, Norm, PeerLostError, open_gloo
 from sglang.srt.distributed.shares import ShardingError
 from sglang.srt.distributed.tensor_parallel import TensorParallel
+from sglang.srt.layers.norm import RMSNorm
 from sglang.srt.managers.executor_build import build_executor
 from sglang.srt.model_executor.step_plan import SlotSampling
 from sglang.srt.models import eagle3
@@ -178,6 +180,62 @@ def test_more_ranks_than_kv_heads(tmp_path: Path) -> None:
     check_equal(arguments(target, None, CHAIN, tp_size=4))
 
 
+class Fusing:
+    """Sums give the norm of their result, as over GPUs; it is made in the very type of the stream."""
+
+    def __init__(self, inner: Collectives) -> None:
+        self.device = inner.device
+        self.all_reduce, self.all_gather = inner.all_reduce, inner.all_gather
+        self.normed: list[Norm] = []
+
+    def sum_and_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, norm: Norm
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        self.normed.append(norm)
+        total = self.all_reduce(x, residual)
+        return total, RMSNorm(norm.weight, norm.eps)(total)
+
+
+@pytest.mark.parametrize(
+    "family, drafter, norms_a_step",
+    [
+        ("llama", None, lambda layers: 2 * layers - 1),  # all but the first, which is an embedding's
+        ("gpt-oss", None, lambda layers: layers - 1),  # a bias comes between attention's sum and its norm
+        ("glm-5", "nextn", None),
+        pytest.param("kimi-k2.5", "eagle3-mla", None, marks=pytest.mark.long),
+        pytest.param("llama", "speculators-qwen3", None, marks=pytest.mark.long),
+    ],
+)
+def test_norms_that_come_with_a_sum(
+    family: str, drafter: str | None, norms_a_step: Callable[[int], int] | None
+) -> None:
+    """Each where it is wanted, and the model puts out what it does over one rank."""
+    folder = drafter_folder(drafter, family) if drafter in DRAFTERS else None
+    kind = KINDS.get(drafter) if drafter else None
+    args = arguments(target_folder(family), folder, CHAIN, tp_size=2, draft_kind=kind)
+    most = args.num_steps if drafter else 0
+    fusing: list[Fusing] = []
+
+    def wrap(inner: Collectives, rank: int) -> Fusing:
+        fusing.append(Fusing(inner))
+        return fusing[-1]
+
+    whole, group = build_executor(replace(args, tp_size=1)), RankGroup(args, wrap)
+    try:
+        model = group.worker._runner.model
+        last = [layer.index for layer in model.layers][-1]
+        assert generate(group, 5, most) == generate(whole, 5, most)
+        counts = [Counter(map(id, of_rank.normed)) for of_rank in fusing]
+        assert sorted(counts[0].values()) == sorted(counts[1].values())
+        if norms_a_step is not None:
+            assert len(counts[0]) == norms_a_step(last + 1) and len(set(counts[0].values())) == 1
+        else:
+            assert len(counts[0]) > last + 1
+    finally:
+        group.shutdown()
+        whole.shutdown()
+
+
 class Noisy:
     """Every rank's sums are off by something else, before they are added up or after."""
 
@@ -192,6 +250,11 @@ class Noisy:
             return self._inner.all_reduce(x + self._noise(x), residual)
         summed = self._inner.all_reduce(x, residual)
         return summed + self._noise(summed)
+
+    def sum_and_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, norm: Norm
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return self.all_reduce(x, residual), None
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         return self._inner.all_gather(x)

@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from sglang.srt.distributed.collectives import Collectives, SingleRank
+from sglang.srt.distributed.collectives import Collectives, Norm, SingleRank
 from sglang.srt.distributed.shares import HeadSpans, Span, even_span, head_spans, padded_span
 
 T = TypeVar("T")
@@ -29,6 +29,12 @@ class Join(Protocol):
         """x: [..., n], used up; the result is added to ``residual``, which is used up too."""
         ...
 
+    def with_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, norm: Norm
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The same of [T, n], and the norm of the result; None: it would be a launch of its own."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Summing:
@@ -38,6 +44,11 @@ class Summing:
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         return self.collectives.all_reduce(x.contiguous(), residual)
+
+    def with_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, norm: Norm
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return self.collectives.sum_and_norm(x.contiguous(), residual, norm)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +61,11 @@ class Joining:
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         whole = joined(self.collectives, x)[..., : self.total]
         return whole if residual is None else residual.add_(whole)
+
+    def with_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, norm: Norm
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return self(x, residual), None
 
 
 def joined(collectives: Collectives, x: torch.Tensor) -> torch.Tensor:

@@ -44,6 +44,12 @@ class KernelChoices:
     def pdl(self, rows: int) -> bool:
         return rows <= self.pdl_rows
 
+    @staticmethod
+    def norms_apart(rows: int) -> bool:
+        """Whether no product of so many rows makes the norm of its input on its way. Of fewer some do, which
+        each rank finds out for itself, and here they must agree."""
+        return rows > MAX_GEMM_ROWS
+
     def variant(self, use: Use) -> Variant:
         problem = problem_of(use.x, use.weight, use.fusion)
         if problem.rows > MAX_GEMM_ROWS:

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from sglang.srt.distributed.tensor_parallel import Join
 from sglang.srt.layers.activation import silu_and_mul
 from sglang.srt.layers.norm import RMSNorm
+from sglang.srt.layers.stream import Stream
 
 if TYPE_CHECKING:
     from sglang.srt.layers.kernel_linear import KernelChoices
@@ -102,6 +103,17 @@ class Linear:
             return self._by_kernel(self._choices, x, norm, residual, gated=False)
         out = self._product(x if norm is None else norm(x))
         return out if residual is None else residual + out
+
+    def onto(self, residual: torch.Tensor, x: torch.Tensor, then: RMSNorm | None) -> Stream:
+        """``x @ W^T + bias`` added to the residual stream, [T, out], which is used up. ``then``: see
+        ``Stream``."""
+        if self._join is None or self.bias is not None or then is None:
+            return Stream(self(x, residual=residual))
+        return Stream(*self._join.with_norm(self.part(x), residual, then), then)
+
+    def norms_apart(self, rows: int) -> bool:
+        """Whether a norm of so many rows of its input is a launch of its own; the same on all ranks."""
+        return self._choices is None or self._choices.norms_apart(rows)
 
     def part(self, x: torch.Tensor, *, norm: RMSNorm | None = None) -> torch.Tensor:
         """This rank's part of ``norm(x) @ W^T``, before any join."""

@@ -19,6 +19,7 @@ from sglang.srt.layers.embedding import Embedding
 from sglang.srt.layers.linear import Linear
 from sglang.srt.layers.norm import RMSNorm
 from sglang.srt.layers.rope import Rope
+from sglang.srt.layers.stream import Stream
 from sglang.srt.mem_cache.pool import CacheShape
 from sglang.srt.model_loader.weight_source import Part, WeightSource
 
@@ -49,8 +50,14 @@ class DecoderLayer(HoldsWeights, Protocol):
 
     def linears(self) -> list[Linear]: ...
 
-    def __call__(self, hidden: torch.Tensor, positions: Positions, attn: LayerAttention) -> torch.Tensor:
-        """hidden: [T, H] residual stream, used up -> [T, H]."""
+    def first_norm(self, rows: int) -> RMSNorm | None:
+        """The norm of its input, where it would launch that by itself for so many rows."""
+        ...
+
+    def __call__(
+        self, stream: Stream, positions: Positions, attn: LayerAttention, then: RMSNorm | None = None
+    ) -> Stream:
+        """The stream is used up. ``then``: the next layer's ``first_norm``; see ``Stream``."""
         ...
 
 
@@ -133,11 +140,13 @@ class DecoderModel(ABC):
         aux = None
         if aux_layers:
             aux = hidden.new_empty(hidden.shape[0], len(aux_layers), hidden.shape[1])
-        for layer in self.layers:
-            self._capture(aux, aux_layers, layer.index, hidden)
-            hidden = layer(hidden, of_tokens, attn)
-        self._capture(aux, aux_layers, len(self.layers), hidden)
-        return hidden, None if aux is None else aux.flatten(1)
+        stream = Stream(hidden)
+        for layer, following in zip(self.layers, (*self.layers[1:], None), strict=True):
+            self._capture(aux, aux_layers, layer.index, stream.x)
+            then = None if following is None else following.first_norm(len(hidden))
+            stream = layer(stream, of_tokens, attn, then)
+        self._capture(aux, aux_layers, len(self.layers), stream.x)
+        return stream.x, None if aux is None else aux.flatten(1)
 
     def _capture(
         self, aux: torch.Tensor | None, aux_layers: tuple[int, ...], index: int, hidden: torch.Tensor

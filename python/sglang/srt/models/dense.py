@@ -15,6 +15,7 @@ from sglang.srt.layers.attention.heads import HeadProduct, Positions, Scope
 from sglang.srt.layers.linear import Linear
 from sglang.srt.layers.moe.layer import MLP
 from sglang.srt.layers.norm import RMSNorm
+from sglang.srt.layers.stream import Stream
 from sglang.srt.mem_cache.kv_pool import MHAKVPool
 from sglang.srt.model_loader.weight_source import Part, WeightSource
 from sglang.srt.models import packed
@@ -115,9 +116,15 @@ class GatedMLP:
     def linears(self) -> list[Linear]:
         return [self.gate_up, self.down]
 
-    def __call__(self, x: torch.Tensor, norm: RMSNorm, live: torch.Tensor | None = None) -> torch.Tensor:
-        """x: [T, H] residual stream -> [T, H], the MLP of ``norm(x)`` added; x is used up."""
-        return self.down(self.gate_up.gated(x, norm=norm), residual=x)
+    def norms_apart(self, rows: int) -> bool:
+        return self.gate_up.norms_apart(rows)
+
+    def __call__(
+        self, stream: Stream, norm: RMSNorm, live: torch.Tensor | None = None, then: RMSNorm | None = None
+    ) -> Stream:
+        """The MLP of the normed residual stream added to it; that is used up."""
+        x, still = stream.input_of(norm)
+        return self.down.onto(stream.x, self.gate_up.gated(x, norm=still), then)
 
     def part(self, normed: torch.Tensor) -> torch.Tensor:
         """normed: [T, H] -> [T, H], what this rank adds to the sum of all; without a bias."""
@@ -169,12 +176,18 @@ class DenseLayer:
         k = source.take(f"{attn}k_norm.weight", (self.head_dim,)).expand(self.num_kv_heads, -1)
         return RMSNorm(torch.cat((q, k)), config.rms_norm_eps)  # [nq + nkv, d]
 
-    def __call__(self, hidden: torch.Tensor, positions: Positions, attn: LayerAttention) -> torch.Tensor:
-        """hidden: [T, H] residual stream, used up -> [T, H]."""
-        qkv = self.qkv(hidden, norm=self.input_norm)
+    def first_norm(self, rows: int) -> RMSNorm | None:
+        return self.input_norm if self.qkv.norms_apart(rows) else None
+
+    def __call__(
+        self, stream: Stream, positions: Positions, attn: LayerAttention, then: RMSNorm | None = None
+    ) -> Stream:
+        x, norm = stream.input_of(self.input_norm)
+        qkv = self.qkv(x, norm=norm)
         product = HeadProduct(qkv, self.num_heads, self.num_kv_heads, positions, self.qk_norm, self.scope)
-        hidden = self.o(attn(self.index, product).flatten(1), residual=hidden)
-        return self.mlp(hidden, self.post_norm, positions.live)
+        of_mlp = self.post_norm if self.mlp.norms_apart(len(x)) else None
+        stream = self.o.onto(stream.x, attn(self.index, product).flatten(1), of_mlp)
+        return self.mlp(stream, self.post_norm, positions.live, then)
 
 
 class DenseModel(DecoderModel):

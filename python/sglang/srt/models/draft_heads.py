@@ -15,6 +15,7 @@ from sglang.srt.layers.attention.base import LayerAttention
 from sglang.srt.layers.attention.heads import HeadProduct, Positions
 from sglang.srt.layers.linear import Linear
 from sglang.srt.layers.norm import RMSNorm
+from sglang.srt.layers.stream import Stream
 from sglang.srt.mem_cache.kv_pool import MHAKVPool
 from sglang.srt.mem_cache.pool import KVPool
 from sglang.srt.model_loader.weight_source import WeightSource
@@ -89,11 +90,13 @@ class DraftHeads:
         positions: Positions,
         attn: LayerAttention,
         write: bool,
-    ) -> torch.Tensor:
+        *,
+        then: RMSNorm | None = None,
+    ) -> Stream:
         q_norm, _, both = self._norms or (None, None, None)
         if not write:
             product = HeadProduct(self.q(x), self.num_heads, 0, positions, q_norm)
         else:
             qkv = torch.cat((self.q(x), self.kv(x)), dim=1) if self.qkv is None else self.qkv(x)
             product = HeadProduct(qkv, self.num_heads, self.num_kv_heads, positions, both)
-        return self.o(attn(0, product).flatten(1), residual=residual)
+        return self.o.onto(residual, attn(0, product).flatten(1), then)

@@ -15,7 +15,9 @@ from sglang.srt.distributed.tensor_parallel import TensorParallel
 from sglang.srt.layers.attention.base import LayerAttention, Product
 from sglang.srt.layers.attention.heads import Positions
 from sglang.srt.layers.linear import Linear
+from sglang.srt.layers.norm import RMSNorm
 from sglang.srt.layers.rope import Rope
+from sglang.srt.layers.stream import Stream
 from sglang.srt.mem_cache.pool import CacheShape, KVPool
 
 
@@ -113,8 +115,10 @@ class DraftAttention(Protocol):
         positions: Positions,
         attn: LayerAttention,
         write: bool,
-    ) -> torch.Tensor:
-        """The attention of ``x`` added to the residual stream: [T, H].
+        *,
+        then: RMSNorm | None = None,
+    ) -> Stream:
+        """The attention of ``x`` added to the residual stream. ``then``: see ``Stream``.
 
         ``write`` False: the cache holds these tokens already (``attn`` is of Block.NONE).
         """

@@ -201,9 +201,12 @@ class Eagle3Model(ABC):
     ) -> torch.Tensor:
         """``layer``, of pairs that are made already."""
         residual = pairs[:, self.feature_size :].clone() if self.draft.norm_before_residual else hidden
-        hidden = self.attention(pairs, residual, Positions(self.rope, positions), attn, write)
-        hidden = self.mlp(hidden, self.post_norm)
-        return self.norm(hidden) if self.draft.norm_output else hidden
+        of_mlp = self.post_norm if self.mlp.norms_apart(len(pairs)) else None
+        of_pairs = Positions(self.rope, positions)
+        stream = self.attention(pairs, residual, of_pairs, attn, write, then=of_mlp)
+        if self.draft.norm_output:
+            return self.mlp(stream, self.post_norm, then=self.norm).under(self.norm)
+        return self.mlp(stream, self.post_norm).x
 
     def logits(self, output: torch.Tensor) -> torch.Tensor:
         """output: a [T, H] -> [T, Vd]; ids are ``target_ids``'s."""

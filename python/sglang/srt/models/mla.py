@@ -21,6 +21,7 @@ from sglang.srt.layers.attention.mla import IndexProduct, LatentHeads, RawLatent
 from sglang.srt.layers.linear import Linear, exact_linear
 from sglang.srt.layers.moe.layer import MLP
 from sglang.srt.layers.norm import RMSNorm
+from sglang.srt.layers.stream import Stream
 from sglang.srt.mem_cache.mla_pool import MLAKVPool, MLAShape
 from sglang.srt.mem_cache.pool import KVPool
 from sglang.srt.model_loader.weight_source import Part, WeightSource
@@ -187,13 +188,18 @@ class LatentAttention:
         attn: LayerAttention,
         write: bool = True,
         norm: RMSNorm | None = None,
-    ) -> torch.Tensor:
-        """The attention of ``x`` (or of ``norm(x)``) added to the residual stream: [T, H].
+        then: RMSNorm | None = None,
+    ) -> Stream:
+        """The attention of ``x`` (or of ``norm(x)``) added to the residual stream. ``then``: see ``Stream``.
 
         ``write`` False: the cache holds these tokens already (``attn`` is of Block.NONE).
         """
         out = attn(self.layer, self._product(x, positions, write, norm))  # [T, nq, v]
-        return self.o(out.flatten(1), residual=residual)
+        return self.o.onto(residual, out.flatten(1), then)
+
+    def norms_apart(self, rows: int) -> bool:
+        """Whether it launches a norm of so many rows by itself."""
+        return self.indexer is not None or self.down.norms_apart(rows)
 
     def write(self, pool: KVPool, places: torch.Tensor, x: torch.Tensor, positions: Positions) -> None:
         """Only fill the cache. places: [T] int64; x: [T, in_features], normed."""
@@ -281,10 +287,16 @@ class MLALayer:
     def linears(self) -> list[Linear]:
         return [*self.attention.linears(), *self.mlp.linears()]
 
-    def __call__(self, hidden: torch.Tensor, positions: Positions, attn: LayerAttention) -> torch.Tensor:
-        """hidden: [T, H] residual stream, used up -> [T, H]."""
-        hidden = self.attention(hidden, hidden, positions, attn, norm=self.input_norm)
-        return self.mlp(hidden, self.post_norm, positions.live)
+    def first_norm(self, rows: int) -> RMSNorm | None:
+        return self.input_norm if self.attention.norms_apart(rows) else None
+
+    def __call__(
+        self, stream: Stream, positions: Positions, attn: LayerAttention, then: RMSNorm | None = None
+    ) -> Stream:
+        x, norm = stream.input_of(self.input_norm)
+        of_mlp = self.post_norm if self.mlp.norms_apart(len(x)) else None
+        stream = self.attention(x, stream.x, positions, attn, norm=norm, then=of_mlp)
+        return self.mlp(stream, self.post_norm, positions.live, then)
 
 
 class MLAModel(DecoderModel):

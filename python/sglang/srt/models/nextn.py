@@ -110,8 +110,10 @@ class NextnHead:
     ) -> torch.Tensor:
         """-> [T, H], after the head's norm."""
         x = self._inputs(embed_ids, hidden)
-        x = self.attention(self.input_norm(x), x, Positions(self.rope, positions), attn, write)
-        return self.norm(self.mlp(x, self.post_norm, live))
+        of_mlp = self.post_norm if self.mlp.norms_apart(len(x)) else None
+        of_tokens = Positions(self.rope, positions)
+        stream = self.attention(self.input_norm(x), x, of_tokens, attn, write, then=of_mlp)
+        return self.mlp(stream, self.post_norm, live, self.norm).under(self.norm)
 
     def logits(self, output: torch.Tensor) -> torch.Tensor:
         """output: [T, H] -> [T, V]."""

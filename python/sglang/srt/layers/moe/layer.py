@@ -10,6 +10,7 @@ import torch
 from sglang.srt.distributed.tensor_parallel import Join
 from sglang.srt.layers.linear import Linear
 from sglang.srt.layers.norm import RMSNorm
+from sglang.srt.layers.stream import Stream
 
 
 class MLP(Protocol):
@@ -18,11 +19,18 @@ class MLP(Protocol):
     @property
     def weight_bytes(self) -> int: ...
 
-    def __call__(self, x: torch.Tensor, norm: RMSNorm, live: torch.Tensor | None = None) -> torch.Tensor:
-        """x: [T, H] residual stream -> [T, H], the MLP of ``norm(x)`` added; x is used up.
+    def __call__(
+        self, stream: Stream, norm: RMSNorm, live: torch.Tensor | None = None, then: RMSNorm | None = None
+    ) -> Stream:
+        """The MLP of the normed residual stream added to it; that is used up.
 
-        live: [T] bool; what the others get does not matter, and should cost nothing. None: all.
+        live: [T] bool; what the others get does not matter, and should cost nothing. None: all. ``then``: see
+        ``Stream``.
         """
+        ...
+
+    def norms_apart(self, rows: int) -> bool:
+        """Whether it launches a norm of so many rows by itself; the same on all ranks."""
         ...
 
     def linears(self) -> Sequence[Linear]: ...
@@ -92,12 +100,22 @@ class MoE:
         shared = [] if self.shared is None else self.shared.linears()
         return [*self.router.linears(), *shared]
 
-    def __call__(self, x: torch.Tensor, norm: RMSNorm, live: torch.Tensor | None = None) -> torch.Tensor:
-        """x: [T, H] residual stream -> [T, H], shared and chosen experts of ``norm(x)`` added."""
-        normed = self.router.normed(x, norm)
+    def norms_apart(self, rows: int) -> bool:
+        """Router and experts read the same."""
+        return True
+
+    def __call__(
+        self, stream: Stream, norm: RMSNorm, live: torch.Tensor | None = None, then: RMSNorm | None = None
+    ) -> Stream:
+        """Shared and chosen experts of the normed stream added to it."""
+        x, still = stream.input_of(norm)
+        normed = x if still is None else self.router.normed(x, still)
         weights, experts = self.router(normed, live)
-        if self._summing is not None:  # one sum over the ranks for all experts
-            base = None if self.shared is None else self.shared.part(normed)
-            return self._summing(self.experts(normed, weights, experts, base), x)
-        base = x if self.shared is None else self.shared(x, norm)
-        return self.experts(normed, weights, experts, base)
+        if self._summing is None:
+            base = stream.x if self.shared is None else self.shared(stream, norm).x
+            return Stream(self.experts(normed, weights, experts, base))
+        part = None if self.shared is None else self.shared.part(normed)
+        part = self.experts(normed, weights, experts, part)  # one sum over the ranks for all experts
+        if then is None:
+            return Stream(self._summing(part, stream.x))
+        return Stream(*self._summing.with_norm(part, stream.x, then), then)
