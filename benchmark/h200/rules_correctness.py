@@ -25,6 +25,7 @@ import logging
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -300,11 +301,16 @@ def check_shape(setting: Setting, shape: str, dtypes: Sequence[str]) -> bool:
         for name, messages in batches.items():
             of_cpu[name] = setting.run(executor, "plain", messages, backend).answers
     for dtype in dtypes:
-        with setting.executor(shape, dtype) as executor:
-            for name, messages in batches.items():
-                batch = Batch(setting, shape, dtype, name, messages, of_cpu[name])
-                for mode in MODES:
-                    right &= batch.check(executor, mode)
+        try:
+            with setting.executor(shape, dtype) as executor:
+                for name, messages in batches.items():
+                    batch = Batch(setting, shape, dtype, name, messages, of_cpu[name])
+                    for mode in MODES:
+                        right &= batch.check(executor, mode)
+        except Exception as error:  # of whatever kind: what the other executors do is wanted all the same
+            traceback.print_exc()
+            setting.out.add("error", shape=shape, dtype=dtype, error=f"{type(error).__name__}: {error}")
+            right = False
     return right
 
 
@@ -347,7 +353,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             if not check_shape(setting, shape, dtypes):
                 failed.append(shape)
         if "cost" in args.parts:
-            rules_cost.measure(root, args.device, args.tiny, out)
+            try:
+                rules_cost.measure(root, args.device, args.tiny, out)
+            except Exception:  # what is known so far is wanted all the same
+                traceback.print_exc()
+                failed.append("cost")
     _print_tables(out)
     print(f"{time.perf_counter() - began:.0f} s")
     if setting.left_out:

@@ -105,9 +105,9 @@ class _Text:
             assert end is not None and end.begin_id is None
             self._is_open = end.text not in self._world.decode(self._ids)
         elif self._matcher is not None:
-            self.is_fine &= self._matcher.accept(token)
             self._in_grammar.append(token)
-            self.is_fine &= token != EOS or self._has_form()
+            taken = self._matcher.accept(token)
+            self.is_fine &= taken and (token != EOS or self._has_form())
 
     def logits(self, raw: torch.Tensor, ids: list[int]) -> torch.Tensor:
         """[V] raw logits -> those of the next choice."""
@@ -194,9 +194,13 @@ def _cutoff(warm: torch.Tensor, params: SamplingParams) -> torch.Tensor:
 
 
 def told_error(judged: Judged, message: GenerateRequest, ids: Sequence[int], report: TokenReport) -> float:
-    """The largest difference of a logprob that was told of the reply, where both can be chosen at all."""
+    """The largest difference of a logprob that was told of the reply. Infinity: one is missing, or is that of
+    an id which can't be chosen, and ours is not.
+    """
     wish, worst = message.wish, 0.0
-    assert wish is not None and len(report.chosen.own) == len(ids), "a logprob is missing"
+    assert wish is not None
+    if len(report.chosen.own) != len(ids):
+        return torch.inf
     for place, token in enumerate(ids):
         exact = judged.logprobs[place]
         best = exact.topk(wish.num_top).values
@@ -206,7 +210,8 @@ def told_error(judged: Judged, message: GenerateRequest, ids: Sequence[int], rep
             *zip(report.chosen.named[place], exact[list(wish.token_ids or ())], strict=True),
         ]
         for mine, theirs in pairs:
-            is_finite = bool(theirs > -LARGEST_NUMBER / 10)
-            assert is_finite == (mine > -LARGEST_NUMBER / 10), f"{message.rid}: {mine} for {theirs}"
-            worst = max(worst, abs(mine - float(theirs)) if is_finite else 0.0)
+            is_possible = bool(theirs > -LARGEST_NUMBER / 10)
+            if is_possible != (mine > -LARGEST_NUMBER / 10):
+                return torch.inf
+            worst = max(worst, abs(mine - float(theirs)) if is_possible else 0.0)
     return worst
