@@ -64,6 +64,7 @@ class FastCodec:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
+        self._bytes: dict[int, bytes] = {}  # of ids that were asked for: making them is most of detokenising
 
     @property
     def vocab_size(self) -> int:
@@ -142,16 +143,22 @@ class FastCodec:
         return None if match is None else bytes.fromhex(match.group(1))
 
     def token_bytes(self, token_id: int) -> bytes:
-        token = self._tokenizer.id_to_token(token_id)
-        if token is None:
-            return b""
+        known = self._bytes.get(token_id)
+        if known is None:
+            token = self._tokenizer.id_to_token(token_id)
+            if token is None:
+                return b""
+            known = self._bytes[token_id] = self._spelled(token, token_id)
+        return known
+
+    def _spelled(self, token: str, token_id: int) -> bytes:
         if not self.is_byte_level:
             byte = self.fallback_byte(token_id)
             return token.replace(_VISIBLE_BLANK, " ").encode() if byte is None else byte
         table = _BYTE_OF_CHARACTER
         if all(character in table for character in token):
             return bytes(table[character] for character in token)
-        return str(token).encode()
+        return token.encode()
 
 
 def _build_byte_table() -> dict[str, int]:
