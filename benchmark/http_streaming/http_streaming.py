@@ -9,6 +9,7 @@ was when the client had it (from the end of its step), and cores used by each pr
 
 import argparse
 import asyncio
+import gc
 import resource
 import sys
 import tempfile
@@ -98,6 +99,8 @@ async def measure(
     for _ in range(streams):
         opened.append(await open_stream("127.0.0.1", port, lambda: Stream(path, body, reader, seen)))
     await asyncio.gather(*(stream.first_token() for stream in opened))
+    gc.collect()
+    gc.freeze()  # pauses here are none of the server's
     await asyncio.sleep(1.0)
     own, theirs, began = _own_cpu_s(), cpu_seconds(server.process.pid), time.monotonic()
     seen.clear()

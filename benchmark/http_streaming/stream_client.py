@@ -15,6 +15,7 @@ _TEXT_OF: Final = {
     "/generate": b'"text":"',
 }
 _END: Final = b"\n\n"
+_READ_BYTES: Final = 1 << 18
 _DONE: Final = b"data: [DONE]"
 _REASON: Final = b'"finish_reason":'
 _ERROR: Final = b'data: {"error"'
@@ -28,13 +29,15 @@ class Seen:
     tokens: int = 0
     bytes: int = 0
     ages_s: list[float] = field(default_factory=list)  # of each chunk's newest token
+    # For what is read next: one for all, and no new one of 256 KiB for every read.
+    buffer: memoryview = field(default_factory=lambda: memoryview(bytearray(_READ_BYTES)))
 
     def clear(self) -> None:
         self.chunks = self.tokens = self.bytes = 0
         self.ages_s = []
 
 
-class Stream(asyncio.Protocol):
+class Stream(asyncio.BufferedProtocol):
     """One connection with one streamed answer. ``ended`` has how it ended: "done", "error" or "lost"."""
 
     def __init__(self, path: str, body: dict[str, Any], reader: StampReader, seen: Seen) -> None:
@@ -62,10 +65,14 @@ class Stream(asyncio.Protocol):
         self.transport = transport
         transport.write(self._request)
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._seen.buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
         now = time.monotonic()
-        self._seen.bytes += len(data)
-        *events, self._rest = (self._rest + data).split(_END)
+        data = self._rest + self._seen.buffer[:nbytes]
+        self._seen.bytes += nbytes
+        *events, self._rest = data.split(_END)
         for event in events:
             self._read(event, now)
 

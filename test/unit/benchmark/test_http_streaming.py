@@ -45,7 +45,8 @@ async def _feed(data: bytes, cuts: list[int], path: str, reader: StampReader) ->
     stream = Stream(path, {}, reader, seen)
     borders = sorted({0, len(data), *(cut % len(data) for cut in cuts)})
     for start, end in zip(borders, borders[1:], strict=False):
-        stream.data_received(data[start:end])
+        stream.get_buffer(-1)[: end - start] = data[start:end]
+        stream.buffer_updated(end - start)
     return stream, seen
 
 
