@@ -41,6 +41,33 @@ EAGLE3_OF_8B: dict[str, Any] = LLAMA_8B | {
     "draft_vocab_size": 32000,
 }
 
+QWEN3_MOE: dict[str, Any] = {  # Qwen3-30B-A3B with a third of its layers
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "vocab_size": 151936,
+    "hidden_act": "silu",
+    "max_position_embeddings": 40960,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+    "torch_dtype": "bfloat16",
+}
+
 _TINY: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 128,
@@ -53,6 +80,9 @@ _TINY: dict[str, Any] = {
     "eos_token_id": 2,
 }
 TINY_LLAMA: dict[str, Any] = LLAMA_8B | _TINY | {"num_hidden_layers": 6}
+TINY_MOE: dict[str, Any] = QWEN3_MOE | _TINY | {
+    "num_hidden_layers": 3, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+}  # fmt: skip
 TINY_EAGLE3: dict[str, Any] = EAGLE3_OF_8B | _TINY | {"draft_vocab_size": 128}
 
 

@@ -2,13 +2,15 @@
 
     python benchmark/h200/tensor_parallel.py --out tensor_parallel.jsonl
     python benchmark/h200/tensor_parallel.py --parts same kill        # some of it
+    python benchmark/h200/tensor_parallel.py --parts sums steps --ways pushes flashinfer --experts
     python benchmark/h200/tensor_parallel.py --device cpu --tiny      # does it run? figures mean nothing
 
 links: how long the look at the links takes, and what it finds. sums: ``all_reduce.py``. same: a small model
 (dummy weights), token by token, over 1 GPU and over several, plain and speculating, while the ranks' states
 are compared after every step; in float32 texts must be equal, in bfloat16 it is said how far they are, beside
 how far one GPU is from itself at another batch size. kill: a worker is killed while steps run. steps: step
-times of the Llama-3.1-8B shape over 1 and over several GPUs, plain and EAGLE-3 with simulated acceptance.
+times of the Llama-3.1-8B shape over 1 and over several GPUs, plain and EAGLE-3 with simulated acceptance;
+with ``--experts`` of Qwen3-30B-A3B's, plain: a layer of it launches the norm before its experts by itself.
 """
 
 from __future__ import annotations
@@ -30,7 +32,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmark.h200 import all_reduce
 from benchmark.h200.executors import CHAIN, Records, Wanted, add_common_flags, device_name
-from benchmark.h200.shapes import EAGLE3_OF_8B, LLAMA_8B, Folders, write_folder, write_shapes
+from benchmark.h200.shapes import (
+    EAGLE3_OF_8B,
+    LLAMA_8B,
+    QWEN3_MOE,
+    TINY_MOE,
+    Folders,
+    write_folder,
+    write_shapes,
+)
 from benchmark.h200.step_times import TINY, Filled, Sizes, decode_cases
 from sglang.bench_one_batch import random_prompts
 from sglang.bench_one_batch_cases import OneBatch, places_needed
@@ -67,7 +77,12 @@ SMALL_TARGET = LLAMA_8B | SMALL
 SMALL_DRAFTER = EAGLE3_OF_8B | SMALL | {"num_hidden_layers": 1, "draft_vocab_size": 8000}
 LENS = {"plain": [0], "speculating": [3], "switching": [3, 0, 0, 3, 3]}
 LIMIT_S = 5.0  # from a worker's death to the end
-NCCL_ONLY = ("--disable-custom-all-reduce",)
+FLAGS_OF = {
+    "one": (),
+    "pushes": (),
+    "nccl": ("--disable-custom-all-reduce",),
+    "flashinfer": ("--enable-flashinfer-allreduce-fusion",),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +93,7 @@ class Setting:
     ranks: int
     passes: int
     ways: tuple[str, ...]
+    experts: bool
     out: Records
 
     @contextmanager
@@ -119,7 +135,8 @@ def run_links(setting: Setting) -> bool:
 
 
 def run_sums(setting: Setting) -> bool:
-    return all_reduce.run_all(setting.ranks, setting.device, setting.out.file) == 0
+    with_norms = "flashinfer" in setting.ways
+    return all_reduce.run_all(setting.ranks, setting.device, setting.out.file, flashinfer=with_norms) == 0
 
 
 def texts_of(executor: Executor, num_tokens: int, rows: int) -> dict[str, list[list[int]]]:
@@ -205,7 +222,12 @@ def run_kill(setting: Setting) -> bool:
 
 def run_steps(setting: Setting) -> bool:
     sizes = TINY if setting.tiny else FULL
-    folders = write_shapes(setting.root / "8b", setting.tiny)
+    if setting.experts:
+        folders = Folders(write_folder(setting.root / "moe", TINY_MOE if setting.tiny else QWEN3_MOE), None)
+        by_mode = {"plain": sizes.plain}
+    else:
+        folders = write_shapes(setting.root / "8b", setting.tiny)
+        by_mode = {"plain": sizes.plain, "spec": sizes.spec}
     rows, right = max(sizes.plain), True
     slack = 2 * sum(CHAIN)
     per_row = sizes.input_len + sizes.output_len + slack
@@ -214,14 +236,14 @@ def run_steps(setting: Setting) -> bool:
         for way in setting.ways:
             ranks = 1 if way == "one" else setting.ranks
             wanted = Wanted(
-                folders, CHAIN, setting.device, rows, total_tokens=rows * per_row, context_len=per_row,
+                folders, CHAIN if folders.drafter else None, setting.device, rows,
+                total_tokens=rows * per_row, context_len=per_row,
                 spec_rows=max(sizes.spec), graph_sizes=sizes.plain, dummy=True,
-                choices=setting.root / f"choices_{ranks}.json", extra=NCCL_ONLY if way == "nccl" else (),
+                choices=setting.root / f"choices_{ranks}.json", extra=FLAGS_OF[way],
             )  # fmt: skip
             failed: list[str] = []
             with setting.started(wanted, ranks, f"steps, {way}", failed) as executor:
                 filled = Filled(executor, sizes, rows)
-                by_mode = {"plain": sizes.plain, "spec": sizes.spec}
                 decode_cases(filled, by_mode, setting.passes, setting.out, way=way, ranks=ranks)
             right &= not failed
     finally:
@@ -258,13 +280,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_common_flags(parser)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--experts", action="store_true", help="the part steps with a mixture of experts")
     parser.add_argument("--passes", type=int, default=1)
     ways = ("one", "pushes", "nccl")
-    parser.add_argument("--ways", nargs="+", choices=ways, default=ways, help="of the part steps")
+    parser.add_argument(
+        "--ways", nargs="+", choices=tuple(FLAGS_OF), default=ways,
+        help="of the part steps; flashinfer: its kernels among those tried, in the part sums too",
+    )  # fmt: skip
     args = parser.parse_args(argv)
     out, failed = Records(args.out, device_name(args.device)), []
     with tempfile.TemporaryDirectory(prefix="tensor_parallel_") as root:
-        setting = Setting(Path(root), args.device, args.tiny, args.ranks, args.passes, tuple(args.ways), out)
+        setting = Setting(
+            Path(root), args.device, args.tiny, args.ranks, args.passes, tuple(args.ways), args.experts, out
+        )
         for part in args.parts:
             began = time.perf_counter()
             if not RUNS[part](setting):
