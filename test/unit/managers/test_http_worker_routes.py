@@ -33,7 +33,7 @@ from sglang.srt.managers.text_observers import Observers
 from sglang.srt.managers.text_request import TextRequest
 from sglang.srt.managers.tokenizer_manager import Limits, Peers, TokenizerManager
 from sglang.srt.sampling.sampling_params import SamplingParams
-from sglang.srt.utils.routes import prefix_of, worker_of
+from sglang.srt.utils.routed_ids import prefix_of, worker_of
 from sglang.srt.utils.text_tokenizer import TextTokenizer
 
 STATS = RequestStats(1, 1, 0)

@@ -20,7 +20,8 @@ from sglang.srt.managers.tokenizer_manager import Limits, Peers
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.utils.child_process import Child, start_child
 from sglang.srt.utils.ipc import Sender
-from sglang.srt.utils.routes import prefix_of, tokenizer_endpoint
+from sglang.srt.utils.routed_ids import prefix_of
+from sglang.srt.utils.routes import tokenizer_endpoint
 
 _MODULE: Final = "sglang.srt.entrypoints.http_worker"
 _POLL_S: Final = 0.05

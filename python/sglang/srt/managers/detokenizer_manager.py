@@ -22,7 +22,8 @@ from sglang.srt.utils.child_process import end_with_parent, read_config
 from sglang.srt.utils.garbage import leave_start_alone
 from sglang.srt.utils.ipc import Receiver, close_sockets, endpoint
 from sglang.srt.utils.log import configure_logging, say_traceback
-from sglang.srt.utils.routes import RoutedSender, worker_of
+from sglang.srt.utils.routed_ids import worker_of
+from sglang.srt.utils.routes import RoutedSender
 from sglang.srt.utils.run_folder import remove_run_folder
 from sglang.srt.utils.text_tokenizer import TextTokenizer, TokenizerError
 

@@ -11,7 +11,7 @@ from sglang.srt.managers.stop_checker import StopChecker
 from sglang.srt.model_executor.step_plan import ExecutorInfo, SlotSampling
 from sglang.srt.sampling.sampling_params import LARGEST_NUMBER
 from sglang.srt.utils.environment import is_true
-from sglang.srt.utils.routes import own_part
+from sglang.srt.utils.routed_ids import own_part
 
 NO_PRIORITIES = "this server has no priorities (--enable-priority-scheduling): send the request without one"
 

@@ -1,34 +1,15 @@
-"""Which HTTP process an answer is for, where there are several (``--tokenizer-worker-num``).
-
-The ids that such a process gives to what it asks for begin with its number. The launcher is number 0, its
-workers are 1 to n. Where there is only one process, ids are as they are and everything is for it.
-"""
+"""Which HTTP process an answer is for, where there are several (``--tokenizer-worker-num``)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import zmq
 
 from sglang.srt.utils.ipc import Sender, endpoint
-
-_MARK: Final = ":"
-
-
-def prefix_of(worker: int) -> str:
-    return f"{worker}{_MARK}"
-
-
-def own_part(message_id: str) -> str:
-    """Of an id that begins with ``prefix_of``: what it is without."""
-    return message_id.partition(_MARK)[2]
-
-
-def worker_of(message_id: str) -> int:
-    """Of an id that begins with ``prefix_of``."""
-    return int(message_id.partition(_MARK)[0])
+from sglang.srt.utils.routed_ids import worker_of
 
 
 def tokenizer_endpoint(folder: Path, worker: int) -> str:
