@@ -124,6 +124,27 @@ def test_what_needs_a_gpu_says_what_is_used_instead() -> None:
     assert replacements(ServerArgs(), ServerArgs(device="cpu")) == []
 
 
+@pytest.mark.parametrize("option", ["--fp4-gemm-backend", "--moe-runner-backend"])
+def test_inputs_in_4_bits_are_for_gpus(option: str) -> None:
+    field = option.removeprefix("--").replace("-", "_")
+    for name in ("auto", "triton"):
+        line = ["--model-path", "m", "--device", "cpu", option, name]
+        given = ServerArgs.from_command_line(line)
+        args = given.resolve("LlamaForCausalLM")
+        assert getattr(args, field) == getattr(executor_args(args), field) == name
+        said = f"{option} triton is for GPUs; on a CPU weights are dequantised as they are loaded"
+        assert replacements(given, args) == ([said] if name == "triton" else [])
+    with pytest.raises(ServerArgsError, match=f"{option} flashinfer_cutlass needs a GPU of SM100 or SM120"):
+        resolved(f"{option} flashinfer_cutlass --device cpu")
+    for name in ("flashinfer_trtllm", "flashinfer_cudnn", "marlin", "cutlass", "deep_gemm"):
+        with pytest.raises(
+            ServerArgsError, match=f"^{option} {name} is not one of: auto, triton, flashinfer"
+        ):
+            resolved(f"{option} {name}")
+    on_gpu = ServerArgs(model_path="m", device="cuda", **{field: "flashinfer_cutlass"}).resolve("x")
+    assert getattr(executor_args(on_gpu), field) == "flashinfer_cutlass"
+
+
 @pytest.mark.parametrize(
     "given,kind,shape",
     [

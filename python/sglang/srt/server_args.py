@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from sglang.srt.configs.fp4_args import check_fp4_flags
 from sglang.srt.configs.grammar_args import BACKENDS, check_grammar_flags
 from sglang.srt.configs.graph_args import attention_backend, check_graph_flags
 from sglang.srt.configs.operations_args import LOG_LEVELS, check_operations
@@ -168,6 +169,20 @@ class ServerArgs(PriorityArgs):
         str,
         "memory and schedule",
         "triton on a GPU (flashinfer: prefill by it, all else by triton), torch_native on a CPU",
+    )
+    fp4_gemm_backend: str = flag(
+        "auto",
+        str,
+        "memory and schedule",
+        "how linear layers in NVFP4 are multiplied: auto, triton: our own kernels, inputs in half precision;"
+        " flashinfer_cutlass: inputs in NVFP4 too, by FlashInfer on SM100 and SM120",
+    )
+    moe_runner_backend: str = flag(
+        "auto",
+        str,
+        "memory and schedule",
+        "how experts are multiplied: auto, triton: our own kernels; flashinfer_cutlass: those in NVFP4 with"
+        " inputs in NVFP4 too, by FlashInfer on SM100 and SM120",
     )
     cuda_graph_max_bs: int | None = flag(
         None,
@@ -353,6 +368,7 @@ class ServerArgs(PriorityArgs):
         )
         device = self.device or ("cuda" if has_gpu() else "cpu")
         check_parallel(self)
+        check_fp4_flags(self.fp4_gemm_backend, self.moe_runner_backend, device)
         check_graph_flags(
             device,
             self.cuda_graph_max_bs,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sglang.srt.configs import fp4_args
 from sglang.srt.configs.graph_args import replaced_on_cpu
 from sglang.srt.configs.speculative_args import (
     check_capture,
@@ -113,6 +114,7 @@ def replacements(given: ServerArgs, resolved: ServerArgs) -> list[str]:
     """A line for each flag that needs what is not here, with what is used instead."""
     assert resolved.device is not None
     lines = replaced_on_cpu(given.cuda_graph_max_bs, given.cuda_graph_bs, given.attention_backend)
+    lines += fp4_args.replaced_on_cpu(given.fp4_gemm_backend, given.moe_runner_backend)
     lines = lines if resolved.device == "cpu" else []
     return lines + replaced_sums(given, resolved.device)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import zlib
 
 import pytest
+from helpers.fake_fp4 import FakeFlashInfer, fp4_inputs
 from helpers.quantise import FORMATS
 from helpers.tiny_executor import tiny_executor
 from helpers.toggle_reference import Reference, Tally
@@ -160,6 +161,18 @@ def test_quantised_models(form: str, shape: tuple[int, int, int]) -> None:
     print(f"\nfloat64 {family} {shape}: {tally.line()}")
     assert tally.plain_steps > 0 and tally.spec_steps > 0
     assert tally.tokens > 20 * FEW_SCHEDULES
+
+
+@pytest.mark.parametrize("count", [1, pytest.param(40 * FEW_SCHEDULES, marks=pytest.mark.long)])
+@pytest.mark.timeout(0)
+def test_inputs_in_4_bits(count: int) -> None:
+    """Linear layers and experts in NVFP4 on both sides, by a stand-in for FlashInfer."""
+    family, shape = "qwen3-moe:nvfp4", SHAPES[0]
+    with fp4_inputs(FakeFlashInfer()) as fake:
+        tally = run_schedules(shape, 1, "float64", first_seed("inputs in 4 bits"), count, family)
+    print(f"\nfloat64 {family}, inputs too, {shape}: {tally.line()}")
+    assert {name for name, _ in fake.calls} == {"quantize", "mm", "experts"}
+    assert tally.plain_steps > 0 and tally.spec_steps > 0 and tally.tokens > 20 * count
 
 
 @pytest.mark.long

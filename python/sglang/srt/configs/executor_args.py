@@ -25,6 +25,8 @@ class ExecutorArgs:
     max_running_requests: int = 128  # slots
     context_length: int | None = None  # None: the model's
     attention_backend: str = "torch_native"  # on CUDA: triton
+    fp4_gemm_backend: str = "auto"  # of fp4_args.py; flashinfer_cutlass: inputs of NVFP4 layers in NVFP4 too
+    moe_runner_backend: str = "auto"  # the same for experts
     num_steps: int = 3
     topk: int = 1
     num_draft_tokens: int = 0  # the root counts; 0: num_steps + 1

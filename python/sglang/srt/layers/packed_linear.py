@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
+from sgl_kernel.activation.ops import silu_and_mul
+from sgl_kernel.fp4.flashinfer import FlashInferFp4
+from sgl_kernel.fp4.weights import Fp4Matrix, matrix_for_products
 from sgl_kernel.linear.packed.op import PackedMatrix, packed_linear
 from sgl_kernel.moe.weights import ExpertMatrix
 from sglang.srt.distributed.tensor_parallel import Join
@@ -13,6 +18,12 @@ from sglang.srt.layers.norm import RMSNorm
 
 MAX_PDL_ROWS = 32
 """Up to so many rows launches overlap with the kernel ahead."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Fp4Products:
+    flashinfer: FlashInferFp4
+    matrix: Fp4Matrix
 
 
 class PackedLinear(Linear):
@@ -27,7 +38,17 @@ class PackedLinear(Linear):
         super().__init__(matrix.data[0], bias, pack=False, join=join)
         self.in_features = matrix.columns
         self.weight_bytes = matrix.weight_bytes
-        self._matrix = PackedMatrix.make(matrix)
+        self._matrix: PackedMatrix | _Fp4Products = PackedMatrix.make(matrix)
+
+    @property
+    def matrix(self) -> ExpertMatrix | None:
+        """As the checkpoint packs it; None: it has been made ready for inputs in 4 bits."""
+        return self._matrix.matrix if isinstance(self._matrix, PackedMatrix) else None
+
+    def use_fp4_inputs(self, flashinfer: FlashInferFp4) -> None:
+        """Multiply in 4 bits on both sides from now on; of a matrix that can (``why_not``)."""
+        assert self.matrix is not None
+        self._matrix = _Fp4Products(flashinfer, matrix_for_products(self.matrix))
 
     def use_kernels(self, choices: KernelChoices) -> None:
         """It does already."""
@@ -44,5 +65,10 @@ class PackedLinear(Linear):
 
     def _packed(self, x: torch.Tensor, gated: bool) -> torch.Tensor:
         rows = x.flatten(0, -2)
-        out = packed_linear(rows, self._matrix, gated=gated, pdl=len(rows) <= MAX_PDL_ROWS)
+        pdl = len(rows) <= MAX_PDL_ROWS
+        if isinstance(self._matrix, _Fp4Products):
+            out = self._matrix.flashinfer.linear(rows, self._matrix.matrix)
+            out = silu_and_mul(out, pdl=pdl) if gated else out
+        else:
+            out = packed_linear(rows, self._matrix, gated=gated, pdl=pdl)
         return out.view(*x.shape[:-1], out.shape[1])

@@ -15,6 +15,7 @@ from sglang.srt.configs.executor_args import ExecutorArgs
 from sglang.srt.distributed.collectives import file_store, open_gloo
 from sglang.srt.distributed.tensor_parallel import TensorParallel
 from sglang.srt.managers.executor_build_drafter import goes_by_tokens, make_drafter, native_attention
+from sglang.srt.managers.executor_build_fp4 import check_fp4, use_fp4_inputs
 from sglang.srt.managers.executor_build_models import (
     ExecutorArgsError,
     LoadedModels,
@@ -112,9 +113,11 @@ def build_worker(args: ExecutorArgs, tp: TensorParallel) -> tuple[Worker, Execut
 
         device = start_device()
         check_backend(args)
+        check_fp4(args)
         chunk = tp.least(default_chunk(torch.cuda.get_device_properties(device).total_memory))
         try:
             models = load_models(args, device, tp)
+            use_fp4_inputs(args, models)
             worker, graphs = build_cuda(
                 args, models, _simulated(models), chunk, check_agreement=_checks_agreement()
             )
@@ -125,6 +128,7 @@ def build_worker(args: ExecutorArgs, tp: TensorParallel) -> tuple[Worker, Execut
                 " or a smaller model"
             ) from error
         return worker, _info(worker, models, chunk, graphs, _costs(args, worker, graphs, tp))
+    check_fp4(args)
     models = load_models(args, torch.device(args.device), tp)
     worker = _build_cpu(args, models, tp)
     return worker, _info(worker, models, CPU_CHUNK, (), _costs(args, worker, (), tp))

@@ -39,6 +39,8 @@ def executor_args(args: ServerArgs) -> ExecutorArgs:
         max_running_requests=args.max_running_requests or DEFAULT_RUNNING_REQUESTS,
         context_length=args.context_length,
         attention_backend=args.attention_backend,
+        fp4_gemm_backend=args.fp4_gemm_backend,
+        moe_runner_backend=args.moe_runner_backend,
         num_steps=args.speculative_num_steps or 0,
         topk=args.speculative_eagle_topk or 1,
         num_draft_tokens=args.speculative_num_draft_tokens or 0,

@@ -17,6 +17,7 @@ from sglang.srt.layers.attention.base import LayerAttention
 from sglang.srt.layers.attention.heads import Positions
 from sglang.srt.layers.embedding import Embedding
 from sglang.srt.layers.linear import Linear
+from sglang.srt.layers.moe.layer import MLP, ExpertProducts, MoE
 from sglang.srt.layers.norm import RMSNorm
 from sglang.srt.layers.rope import Rope
 from sglang.srt.layers.stream import Stream
@@ -47,6 +48,7 @@ class DecoderLayer(HoldsWeights, Protocol):
     """One layer; adds its blocks to the residual stream."""
 
     index: int
+    mlp: MLP
 
     def linears(self) -> list[Linear]: ...
 
@@ -169,3 +171,7 @@ class DecoderModel(ABC):
         """All of them, the largest first."""
         of_layers = [part for layer in self.layers for part in layer.linears()]
         return [self.lm_head, *of_layers]
+
+    def experts(self) -> list[ExpertProducts]:
+        """Of the layers that have some."""
+        return [layer.mlp.experts for layer in self.layers if isinstance(layer.mlp, MoE)]

@@ -62,7 +62,7 @@ _HINTS: Final[dict[str, tuple[str, ...]]] = {
         "node-rank", "dist-init-addr", "nccl-init-addr", "dist-timeout", "nccl-port", "moe-dense-tp-size",
         "enable-symm-mem", "enable-nccl-nvls", "enable-mscclpp",
         "base-gpu-id", "gpu-id-step", "enable-two-batch-overlap",
-        "moe-runner-backend", "moe-a2a-backend", "disable-shared-experts-fusion", "enable-ep-moe",
+        "moe-a2a-backend", "disable-shared-experts-fusion", "enable-ep-moe",
         "enable-deepep-moe", "deepep-mode", "deepep-config", "ep-num-redundant-experts",
         "ep-dispatch-algorithm", "init-expert-location", "enable-eplb", "eplb-algorithm",
         "eplb-rebalance-num-iterations", "elastic-ep-backend", "mooncake-ib-device",

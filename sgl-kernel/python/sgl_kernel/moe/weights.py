@@ -53,6 +53,8 @@ class ExpertMatrix:
     block: tuple[int, int] = (0, 0)  # FP8: rows and columns that share a scale
     parts: int = 1  # FP8: 2: gate and up, whose blocks are counted apart
     bias: torch.Tensor | None = None  # [E, N]
+    # NVFP4, where a checkpoint has them: [E, parts] float32, for inputs in 4 bits (``sgl_kernel.fp4``)
+    input_scale: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
         assert self.bias is None or (self.bias.shape == self.data.shape[:2] and self.bias.is_contiguous())

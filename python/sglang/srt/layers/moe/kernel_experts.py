@@ -6,9 +6,12 @@ On a CPU the kernels' references run, which is how it is tested.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
+from sgl_kernel.fp4.flashinfer import FlashInferFp4
+from sgl_kernel.fp4.weights import Fp4Experts, experts_for_products
 from sgl_kernel.moe.choose import ChoiceRule, choose_experts
 from sgl_kernel.moe.ops import expert_counters, fused_experts
 from sgl_kernel.moe.weights import ExpertMatrix
@@ -70,16 +73,42 @@ class KernelRouter:
         return choose_experts(logits, self.bias, self._rule, live=live, pdl=pdl)
 
 
+@dataclass(frozen=True, slots=True)
+class _Fp4Products:
+    flashinfer: FlashInferFp4
+    experts: Fp4Experts
+
+
 class KernelExperts:
     """``ExpertProducts`` of matrices as a checkpoint packs them. ``clamped``: with GPT-OSS's activation."""
 
     def __init__(self, gate_up: ExpertMatrix, down: ExpertMatrix, *, clamped: bool = False) -> None:
-        self.gate_up = gate_up
-        self.down = down
+        self._matrices: tuple[ExpertMatrix, ExpertMatrix] | None = (gate_up, down)
+        self._fp4: _Fp4Products | None = None
         self.num_experts = gate_up.num_experts
         self._clamped = clamped
         self.weight_bytes = gate_up.weight_bytes + down.weight_bytes
         self._counters = expert_counters(gate_up.data.device)
+
+    @property
+    def matrices(self) -> tuple[ExpertMatrix, ExpertMatrix]:
+        """Gate and up, down: as long as they are as the checkpoint packs them."""
+        assert self._matrices is not None, "they have been made ready for inputs in 4 bits"
+        return self._matrices
+
+    @property
+    def gate_up(self) -> ExpertMatrix:
+        return self.matrices[0]
+
+    @property
+    def down(self) -> ExpertMatrix:
+        return self.matrices[1]
+
+    def use_fp4_inputs(self, flashinfer: FlashInferFp4) -> None:
+        """Multiply in 4 bits on both sides from now on; of experts that can (``why_not_experts``), and that
+        FlashInfer has memory for."""
+        self._fp4 = _Fp4Products(flashinfer, experts_for_products(*self.matrices))
+        self._matrices = None
 
     def __call__(
         self,
@@ -89,6 +118,9 @@ class KernelExperts:
         base: torch.Tensor | None = None,  # [T, H], added
     ) -> torch.Tensor:
         """[T, H] of x's dtype."""
+        if self._fp4 is not None:
+            out = self._fp4.flashinfer.experts(x, weights, experts, self._fp4.experts)
+            return out if base is None else out.add_(base)
         return fused_experts(
             x, weights, experts, self.gate_up, self.down, base=base, counters=self._counters,
             pdl=len(x) <= MAX_PDL_TOKENS, clamped=self._clamped,

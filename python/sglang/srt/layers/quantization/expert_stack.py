@@ -76,6 +76,7 @@ class ExpertStack:
         size = (num_experts, parts * self._rows)
         self._global: torch.Tensor | None = None
         self._scale: torch.Tensor | None = None
+        self._input: torch.Tensor | None = None  # 0: it is not known
         self._block = (layout.block[0] or self._rows, layout.block[1] or self._columns)
         form = layout.format
         if form is Format.PLAIN:
@@ -91,6 +92,7 @@ class ExpertStack:
         self._scale = torch.zeros(groups, dtype=layout.dtype, device=device)
         if form is Format.NVFP4:
             self._global = torch.zeros(num_experts, parts, dtype=torch.float32, device=device)
+            self._input = torch.zeros_like(self._global)
 
     def put(self, expert: int, part: int, weight: QuantWeight | torch.Tensor) -> None:
         """Copy it to its place.
@@ -113,6 +115,9 @@ class ExpertStack:
             assert self._global is not None and weight.global_scale is not None
             own = weight.global_scale.float()
             self._global[expert, part] = 1 / own if weight.global_divides else own
+            if weight.activation_scale is not None:
+                assert self._input is not None
+                self._input[expert, part] = weight.activation_scale
         elif isinstance(weight, Fp8Weight):
             self._of_part(self._data, expert, part).copy_(weight.data)
             self._put_scale(expert, part, weight.scale)
@@ -120,7 +125,8 @@ class ExpertStack:
     def matrix(self) -> ExpertMatrix:
         if self.layout.format is Format.FP8:
             return ExpertMatrix(Format.FP8, self._data, self._scale, block=self._block, parts=self._parts)
-        return ExpertMatrix(self.layout.format, self._data, self._scale, self._global)
+        given = self._input if self._input is not None and bool((self._input > 0).all()) else None
+        return ExpertMatrix(self.layout.format, self._data, self._scale, self._global, input_scale=given)
 
     def _put_scale(self, expert: int, part: int, scale: torch.Tensor) -> None:
         assert self._scale is not None

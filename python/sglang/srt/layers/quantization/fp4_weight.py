@@ -36,6 +36,14 @@ class Fp4Weight:
     def describe(self) -> str:
         return "mxfp4" if self.global_scale is None else "nvfp4"
 
+    @property
+    def activation_scale(self) -> torch.Tensor | None:
+        """[...] float32: an activation is e2m1 times its block's scale times this. None: it is not known."""
+        if self.input_scale is None:
+            return None
+        own = self.input_scale.float()
+        return 1 / own if self.global_divides else own
+
     def part(self, index: int) -> Fp4Weight:
         """One of several matrices without a scale of their own."""
         assert self.global_scale is None and self.input_scale is None

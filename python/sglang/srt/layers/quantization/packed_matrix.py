@@ -55,10 +55,19 @@ def _one_below_the_other(weights: Sequence[QuantWeight]) -> QuantWeight | None:
         if len({(float(w.global_scale), w.global_divides) for w in fours if w.global_scale is not None}) > 1:
             return None
         packed, scale = torch.cat([w.packed for w in fours]), torch.cat([w.scale for w in fours])
-        return replace(fours[0], packed=packed, scale=scale, input_scale=None)
+        return replace(fours[0], packed=packed, scale=scale, input_scale=_widest(fours))
     if all(isinstance(w, Fp8Weight) for w in weights):
         return _float8([w for w in weights if isinstance(w, Fp8Weight)])
     return None
+
+
+def _widest(weights: Sequence[Fp4Weight]) -> torch.Tensor | None:
+    """The input scale of parts that have one input: the largest, which cuts off least."""
+    given = [w.input_scale for w in weights if w.input_scale is not None]
+    if len(given) < len(weights):
+        return None
+    scales = torch.stack([scale.reshape(()) for scale in given])
+    return scales.amin() if weights[0].global_divides else scales.amax()
 
 
 def _float8(weights: Sequence[Fp8Weight]) -> Fp8Weight | None:
