@@ -11,6 +11,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 
 from sglang.srt.configs.metrics_args import token_borders
 from sglang.srt.entrypoints.watching import metrics_settings
+from sglang.srt.managers import text_metrics
 from sglang.srt.managers.io_struct import FinishReason, RequestStats, TextOutput
 from sglang.srt.managers.text_metrics import PrometheusTextMetrics, TextMetricsSettings
 from sglang.srt.managers.text_request import Sample, TextRequest
@@ -111,6 +112,41 @@ def test_stages_tokens_and_grammars_with_labels_of_ones_own() -> None:
     assert found("startup_time_seconds", phase="total") == 7.0
 
 
+def test_labels_that_requests_bring() -> None:
+    registry = CollectorRegistry()
+    names = ("team", "app")
+    metrics = PrometheusTextMetrics(TextMetricsSettings(model_name="n", custom_labels=names), registry)
+
+    def sample_of(*labels: str) -> Sample:
+        sample = Sample("r", TextRequest("x", SamplingParams(regex="a"), labels=labels), [1], asyncio.Event())
+        sample.created_ts = 100.0
+        return sample
+
+    def found(name: str, team: str, app: str, **more: str) -> float | None:
+        own = {"model_name": "n", "engine_type": "unified", "team": team, "app": app}
+        return registry.get_sample_value(f"sglang:{name}", own | more)
+
+    for labels in (("a", ""), ("a", ""), ("b", "x"), ()):
+        sample = sample_of(*labels)
+        metrics.received(sample)
+        feed(metrics, sample, [(101.0, 4)], first_ts=100.9)
+        sample.end(FinishReason("length", length=4), 103.0)
+        metrics.ended(sample)
+    for (team, app), count in {("a", ""): 2, ("b", "x"): 1, ("", ""): 1}.items():
+        assert found("num_requests_total", team, app, is_streaming="false") == count
+        assert found("num_so_requests_total", team, app) == count
+        assert found("generation_tokens_total", team, app, is_streaming="false") == 4 * count
+        assert found("inter_token_latency_seconds_count", team, app, is_streaming="false") == 3 * count
+    for number in range(text_metrics.MOST_COMBINATIONS + 20):
+        feed(metrics, sample_of(f"t{number}", ""), [(101.0, 4)], first_ts=100.9)
+    feed(metrics, sample_of("a", ""), [(101.0, 4)], first_ts=100.9)
+    assert found("num_requests_total", "a", "", is_streaming="false") == 3
+    others = 3 + 20
+    assert found("num_requests_total", "other", "other", is_streaming="false") == others
+    assert found("num_requests_total", "t110", "", is_streaming="false") is None
+    metrics.started(7.0)
+
+
 def test_borders_of_histograms() -> None:
     assert token_borders("x", ("tse", "1000", "2", "8")) == (984, 992, 996, 998, 1000, 1002, 1004, 1008, 1016)
     assert token_borders("x", ("custom", "50", "10")) == (10, 50)
@@ -143,6 +179,11 @@ def test_borders_rise_and_are_above_0(middle: float, base: float, count: int) ->
         ('--extra-metric-labels {"a":1}', "object of texts"),
         ('--extra-metric-labels {"tp_rank":"1"}', "'tp_rank' is taken"),
         ('--extra-metric-labels {"a-b":"1"}', "'a-b' is taken, or"),
+        ("--tokenizer-metrics-allowed-custom-labels tp_rank", "'tp_rank' is taken"),
+        ("--tokenizer-metrics-allowed-custom-labels a a", "twice"),
+        ('--tokenizer-metrics-allowed-custom-labels a --extra-metric-labels {"a":"1"}', "twice"),
+        (f"--tokenizer-metrics-allowed-custom-labels {' '.join('abcdefghi')}", "at most 8"),
+        ("--tokenizer-metrics-custom-labels-header a:b", "can't be a header's name"),
     ],
 )
 def test_flags_of_metrics_that_can_not_be(line: str, words: str) -> None:

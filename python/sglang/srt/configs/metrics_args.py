@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from sglang.srt.utils.flags import ServerArgsError
@@ -16,8 +16,13 @@ _TOKENS: Final = (
 )  # fmt: skip
 _LABEL: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 _TAKEN: Final = frozenset(
-    {"model_name", "engine_type", "tp_rank", "pp_rank", "moe_ep_rank", "is_streaming", "stage", "mode", "le"}
-)
+    {
+        "model_name", "engine_type", "tp_rank", "pp_rank", "moe_ep_rank", "is_streaming", "stage", "mode",
+        "le", "phase",
+    }
+)  # fmt: skip
+_MOST_CUSTOM_LABELS: Final = 8
+_HEADER: Final = re.compile(r"[a-zA-Z0-9!#$%&'*+.^_`|~-]+")
 
 
 def check_borders(name: str, borders: Sequence[float] | None) -> None:
@@ -75,6 +80,31 @@ def parse_labels(text: str | None) -> dict[str, str]:
     if not isinstance(labels, dict) or not all(isinstance(value, str) for value in labels.values()):
         raise ServerArgsError('--extra-metric-labels takes a JSON object of texts: {"zone": "a"}')
     for name in labels:
-        if not _LABEL.fullmatch(name) or name.startswith("__") or name in _TAKEN:
-            raise ServerArgsError(f"--extra-metric-labels: {name!r} is taken, or can't be a label's name")
+        _check_label("--extra-metric-labels", name)
     return labels
+
+
+def _check_label(flag: str, name: str) -> None:
+    if not _LABEL.fullmatch(name) or name.startswith("__") or name in _TAKEN:
+        raise ServerArgsError(f"{flag}: {name!r} is taken, or can't be a label's name")
+
+
+def check_custom_labels(names: Sequence[str] | None, header: str, others: Collection[str]) -> None:
+    """``others``: labels that all requests have.
+
+    Raises:
+        ServerArgsError: a name is taken or can't be one, there are too many, or there is no such header.
+    """
+    flag = "--tokenizer-metrics-allowed-custom-labels"
+    if not _HEADER.fullmatch(header):
+        raise ServerArgsError(
+            f"--tokenizer-metrics-custom-labels-header: {header!r} can't be a header's name"
+        )
+    if names is None:
+        return
+    for name in names:
+        _check_label(flag, name)
+    if len({*names, *others}) < len(names) + len(others):
+        raise ServerArgsError(f"{flag}: a name is there twice, or in --extra-metric-labels too")
+    if len(names) > _MOST_CUSTOM_LABELS:
+        raise ServerArgsError(f"{flag} takes at most {_MOST_CUSTOM_LABELS} names, got {len(names)}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from sglang.srt.configs.metrics_args import check_borders, parse_labels, token_borders
+from sglang.srt.configs.metrics_args import check_borders, check_custom_labels, parse_labels, token_borders
 from sglang.srt.utils.flags import ServerArgsError, flag, option_name
 
 LOG_LEVELS: Final = ("debug", "info", "warning", "error", "critical")
@@ -101,6 +101,20 @@ class OperationsArgs:
     extra_metric_labels: str | None = flag(
         None, str, "observability", 'labels of every metric of requests and steps, as JSON: {"zone": "a"}'
     )
+    tokenizer_metrics_allowed_custom_labels: tuple[str, ...] | None = flag(
+        None,
+        str,
+        "observability",
+        "names of labels of the requests' metrics whose values requests may bring: in the header below, or as"
+        ' custom_labels of /generate. Beyond 100 combinations of values, further ones count as "other"',
+        many=True,
+    )
+    tokenizer_metrics_custom_labels_header: str = flag(
+        "x-custom-labels",
+        str,
+        "observability",
+        'header that has them, as JSON: {"team": "a"}; other names in it are passed over',
+    )
     enable_trace: bool = flag(
         False,
         bool,
@@ -186,7 +200,10 @@ def check_observability(args: OperationsArgs) -> None:
     given = args.prompt_tokens_buckets or args.generation_tokens_buckets
     if given is not None and not args.collect_tokens_histogram:
         raise ServerArgsError("borders of the tokens' histograms need --collect-tokens-histogram")
-    parse_labels(args.extra_metric_labels)
+    own = parse_labels(args.extra_metric_labels)
+    check_custom_labels(
+        args.tokenizer_metrics_allowed_custom_labels, args.tokenizer_metrics_custom_labels_header, own
+    )
     if args.enable_trace and not all(_is_installed(name) for name in _TRACE_PACKAGES):
         raise ServerArgsError("--enable-trace needs packages: pip install 'sglang-toggle[trace]'")
 

@@ -19,6 +19,7 @@ from sglang.srt.entrypoints.answering import (
     read_json,
 )
 from sglang.srt.entrypoints.context import ServerContext
+from sglang.srt.entrypoints.custom_labels import labelled
 from sglang.srt.entrypoints.fed_stream import FedStream
 from sglang.srt.entrypoints.middleware import may_administrate
 from sglang.srt.entrypoints.native_answer import NativeAnswers, NativeFeed, may_be_large
@@ -54,8 +55,10 @@ def _add_generation(router: APIRouter, context: ServerContext) -> None:
     @router.api_route("/generate", methods=["POST", "PUT"])
     async def generate(request: Request) -> Response:
         try:
-            call = parse_call(await read_json(request), context.args.reasoning_parser, manager.tokenizer)
-            group = await manager.submit(call.requests)
+            body = await read_json(request)
+            call = parse_call(body, context.args.reasoning_parser, manager.tokenizer)
+            labels = body.get("custom_labels")
+            group = await manager.submit(labelled(call.requests, context.args, request.headers, labels))
             answers = NativeAnswers(
                 call, context.args.weight_version, context.args.incremental_streaming_output
             )

@@ -18,7 +18,7 @@ _MEDIA: Final = ("image_data", "video_data", "audio_data")
 # Known features that are not supported. A value that switches one off is accepted.
 UNSUPPORTED: Final = (
     "input_embeds", *_MEDIA, "lora_path", "session_params", "session_id", "routed_dp_rank", "bootstrap_host",
-    "bootstrap_port", "bootstrap_room", "return_routed_experts", "return_sampling_mask", "custom_labels",
+    "bootstrap_port", "bootstrap_room", "return_routed_experts", "return_sampling_mask",
 )  # fmt: skip
 
 

@@ -78,6 +78,7 @@ def metrics_settings(args: ServerArgs) -> TextMetricsSettings:
     return TextMetricsSettings(
         model_name=args.served_model_name,
         extra_labels=tuple(parse_labels(args.extra_metric_labels).items()),
+        custom_labels=args.tokenizer_metrics_allowed_custom_labels or (),
         **{name: value for name, value in values.items() if value is not None},
     )
 

@@ -22,6 +22,10 @@ _BETWEEN: Final = (
 )  # fmt: skip
 
 
+MOST_COMBINATIONS: Final = 100  # of values of the labels that requests bring, in a process
+OTHER: Final = "other"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextMetricsSettings:
     model_name: str
@@ -31,6 +35,27 @@ class TextMetricsSettings:
     prompt_tokens: tuple[float, ...] | None = None  # None: no such histogram
     output_tokens: tuple[float, ...] | None = None
     extra_labels: tuple[tuple[str, str], ...] = ()
+    custom_labels: tuple[str, ...] = ()  # names; requests bring the values
+
+
+class CustomValues:
+    """Of the labels that requests bring. Each combination is a time series of each metric, so that there can
+    only be so many.
+    """
+
+    def __init__(self, num_labels: int) -> None:
+        self._known: set[tuple[str, ...]] = set()
+        self._none = ("",) * num_labels
+        self._others = (OTHER,) * num_labels
+
+    def of(self, values: tuple[str, ...]) -> tuple[str, ...]:
+        values = values or self._none
+        if values in self._known:
+            return values
+        if len(self._known) >= MOST_COMBINATIONS:
+            return self._others
+        self._known.add(values)
+        return values
 
 
 class _TokenTally:
@@ -60,7 +85,9 @@ class PrometheusTextMetrics:
 
         extra = [name for name, _ in settings.extra_labels]
         self._own = (settings.model_name, "unified", *(value for _, value in settings.extra_labels))
-        names = ("model_name", "engine_type", *extra)
+        self._custom = CustomValues(len(settings.custom_labels)) if settings.custom_labels else None
+        server_names = ("model_name", "engine_type", *extra)
+        names = (*server_names, *settings.custom_labels)
 
         def counter(name: str, text: str) -> Counter:
             return Counter(f"sglang:{name}", text, (*names, "is_streaming"), registry=place)
@@ -84,7 +111,7 @@ class PrometheusTextMetrics:
             "sglang:inter_token_latency_seconds", "Between two tokens.", (*names, "is_streaming"),
             buckets=settings.between, registry=place,
         )  # fmt: skip
-        self._tallies: dict[bool, _TokenTally] = {}  # by whether the request streams
+        self._tallies: dict[object, _TokenTally] = {}  # by what tells labels apart
         self._per_token = histogram(
             "request_time_per_output_token_seconds", "Mean per request.", settings.between
         )
@@ -105,7 +132,7 @@ class PrometheusTextMetrics:
                 histogram("generation_tokens_histogram", "Tokens of answers.", settings.output_tokens, ""),
             )  # fmt: skip
         self._startup = Gauge(
-            "sglang:startup_time_seconds", "From launch to ready.", (*names, "phase"),
+            "sglang:startup_time_seconds", "From launch to ready.", (*server_names, "phase"),
             multiprocess_mode="mostrecent", registry=place,
         )  # fmt: skip
 
@@ -114,26 +141,26 @@ class PrometheusTextMetrics:
 
     def received(self, sample: Sample) -> None:
         if sample.request.log_metrics and spec_of(sample.request.sampling) is not None:
-            self._structured.labels(*self._own).inc()
+            self._structured.labels(*self._of(sample)).inc()
 
     def ended(self, sample: Sample) -> None:
         """Its stages, as far as it came."""
         if not sample.request.log_metrics:
             return
-        stats = sample.stats
+        stats, own = sample.stats, self._of(sample)
         points = [sample.created_ts, stats.admitted_ts, stats.first_token_ts, sample.finished_ts]
         for stage, since, until in zip(("queue", "prefill", "decode"), points, points[1:], strict=False):
             if since is None or until is None:
                 break
-            self._stages.labels(*self._own, stage).observe(max(0.0, until - since))
+            self._stages.labels(*own, stage).observe(max(0.0, until - since))
             if stage == "queue":
-                self._queue.labels(*self._own).observe(max(0.0, until - since))
+                self._queue.labels(*own).observe(max(0.0, until - since))
         if self._tokens is not None:
             uncached = stats.prompt_tokens - stats.cached_tokens
             for histogram, count in zip(
                 self._tokens, (stats.prompt_tokens, uncached, stats.completion_tokens), strict=True
             ):
-                histogram.labels(*self._own).observe(count)
+                histogram.labels(*own).observe(count)
 
     def output(self, sample: Sample, output: TextOutput, now: float) -> None:
         if not sample.request.log_metrics:
@@ -147,32 +174,40 @@ class PrometheusTextMetrics:
         for tally in self._tallies.values():
             tally.flush()
 
-    def _labels(self, stream: bool) -> tuple[str, ...]:
-        return (*self._own, "true" if stream else "false")
+    def _of(self, sample: Sample) -> tuple[str, ...]:
+        if self._custom is None:
+            return self._own
+        return (*self._own, *self._custom.of(sample.request.labels))
 
-    def _tally(self, stream: bool) -> _TokenTally:
-        labels = self._labels(stream)
-        between = self._between.labels(*labels).tally()
-        made = self._tallies[stream] = _TokenTally(self._output_tokens.labels(*labels), between)
-        return made
+    def _labels(self, sample: Sample) -> tuple[str, ...]:
+        return (*self._of(sample), "true" if sample.request.stream else "false")
+
+    def _tally(self, sample: Sample) -> _TokenTally:
+        # Every output of every stream comes here.
+        key = sample.request.stream if self._custom is None else self._labels(sample)
+        found = self._tallies.get(key)
+        if found is None:
+            labels = self._labels(sample)
+            between = self._between.labels(*labels).tally()
+            found = self._tallies[key] = _TokenTally(self._output_tokens.labels(*labels), between)
+        return found
 
     def _observe_tokens(self, sample: Sample, output: TextOutput, now: float) -> None:
-        stream, count = sample.request.stream, len(output.new_ids)
-        tally = self._tallies.get(stream) or self._tally(stream)
+        tally, count = self._tally(sample), len(output.new_ids)
         tally.tokens += count
         last_ts = sample.last_output_ts
         if last_ts is None:
             # What does not stream comes all at once: the scheduler knows when its first token came.
             first_ts = output.stats.first_token_ts
             last_ts = first_ts if first_ts is not None and count > 1 else now
-            self._first.labels(*self._labels(stream)).observe(max(0.0, last_ts - sample.created_ts))
+            self._first.labels(*self._labels(sample)).observe(max(0.0, last_ts - sample.created_ts))
             count -= 1
         if count:
             # A chunk of k tokens is k equal intervals: speculation must not look like one slow token.
             tally.between.observe(max(0.0, now - last_ts) / count, count)
 
     def _observe_end(self, sample: Sample, output: TextOutput, now: float) -> None:
-        stats, labels = output.stats, self._labels(sample.request.stream)
+        stats, labels = output.stats, self._labels(sample)
         self._requests.labels(*labels).inc()
         self._prompt_tokens.labels(*labels).inc(stats.prompt_tokens)
         self._whole.labels(*labels).observe(now - sample.created_ts)

@@ -42,6 +42,7 @@ class TextRequest:
     cache_salt: str = ""
     priority: int | None = None  # as the client says it
     no_logs: bool = False  # nothing of it goes into a log or a file
+    labels: tuple[str, ...] = ()  # values of its own labels of metrics, in the order of their names
 
 
 class Delta(NamedTuple):

@@ -17,6 +17,7 @@ from sglang.srt.entrypoints.anthropic.answers import STREAM_FORM, events, whole
 from sglang.srt.entrypoints.anthropic.messages import MessagesBody, PromptBody, chat_body
 from sglang.srt.entrypoints.bodies import validated
 from sglang.srt.entrypoints.context import ServerContext
+from sglang.srt.entrypoints.custom_labels import labelled
 from sglang.srt.entrypoints.error_shapes import anthropic_error
 from sglang.srt.entrypoints.openai.chat import prepare_chat
 from sglang.srt.managers.text_request import RequestError
@@ -45,7 +46,7 @@ def anthropic_router(context: ServerContext) -> APIRouter:
 
 async def _answer(request: Request, body: MessagesBody, context: ServerContext) -> Response:
     asked, form = prepare_chat(chat_body(body), context)
-    group = await context.manager.submit([asked])
+    group = await context.manager.submit(labelled([asked], context.args, request.headers))
     name, model = str(asked.rid), body.model or context.model_name
     if body.stream:
         made = events(name, model, group, form)

@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 
 from sglang.srt.entrypoints.answering import finished_or_gone, gone_response, openai_error
 from sglang.srt.entrypoints.context import ServerContext, new_rid
+from sglang.srt.entrypoints.custom_labels import labelled
 from sglang.srt.entrypoints.fed_stream import FedStream
 from sglang.srt.entrypoints.openai.answers import ChunkFeed
 from sglang.srt.entrypoints.openai.chat_choices import StreamChoices, whole_choice
@@ -42,7 +43,7 @@ async def answer_chat(request: Request, body: ChatBody, context: ServerContext) 
     manager, extras = context.manager, Extras.of(body, context.args)
     refuse_streamed(body)
     text_request, form = prepare_chat(body, context)
-    group = await manager.submit([text_request])
+    group = await manager.submit(labelled([text_request], context.args, request.headers))
     envelope = {
         "id": text_request.rid,
         "object": "chat.completion",

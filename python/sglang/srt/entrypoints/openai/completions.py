@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from sglang.srt.entrypoints.answering import finished_or_gone, gone_response, openai_error
 from sglang.srt.entrypoints.context import ServerContext, new_rid
+from sglang.srt.entrypoints.custom_labels import labelled
 from sglang.srt.entrypoints.fed_stream import FedStream
 from sglang.srt.entrypoints.openai.answers import ChunkFeed, ending
 from sglang.srt.entrypoints.openai.extras import Choice, Extras, TextOnly, TokenIds
@@ -31,7 +32,8 @@ async def answer_completion(request: Request, body: CompletionBody, context: Ser
     body.refuse_unsupported()
     manager = context.manager
     rid = body.rid or new_rid()
-    group = await manager.submit(completion_requests(body, context, rid))
+    asked = labelled(completion_requests(body, context, rid), context.args, request.headers)
+    group = await manager.submit(asked)
     envelope = {
         "id": rid,
         "object": "text_completion",

@@ -22,6 +22,7 @@ from sglang.srt.entrypoints.answering import (
 )
 from sglang.srt.entrypoints.bodies import validated
 from sglang.srt.entrypoints.context import ServerContext, new_rid
+from sglang.srt.entrypoints.custom_labels import labelled
 from sglang.srt.entrypoints.error_shapes import nested_error
 from sglang.srt.entrypoints.openai.chat import prepare_chat
 from sglang.srt.entrypoints.openai.logprobs import chat_logprobs
@@ -93,7 +94,7 @@ class _Desk:
 
     async def create(self, request: Request, body: ResponsesBody) -> Response:
         asked_text, asked = self._asked(body)
-        group = await self._manager.submit([asked_text])
+        group = await self._manager.submit(labelled([asked_text], self._context.args, request.headers))
         run = ResponseRun(asked)
         if asked.in_background:
             self._store.put(run)
