@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
+import weakref
 from array import array
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,11 +15,15 @@ from helpers.chat_desk import ChatDesk
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sglang.srt.entrypoints.native_request import checked_sampling
 from sglang.srt.entrypoints.native_wishes import wishes
 from sglang.srt.managers import text_budget
-from sglang.srt.managers.io_struct import RequestWish, TokenReport
+from sglang.srt.managers.io_struct import FinishReason, RequestWish, TokenReport
+from sglang.srt.managers.text_files import CrashDump
 from sglang.srt.managers.text_reports import TextReport
+from sglang.srt.managers.text_request import Bell, Sample, TextRequest
 from sglang.srt.model_executor.step_plan import Logprobs, Vectors
+from sglang.srt.sampling.sampling_params import SamplingParams
 
 SIZE = 3
 
@@ -129,9 +135,18 @@ def test_all_requests_may_hold_so_much(desk: ChatDesk) -> None:
     assert desk.manager._hidden.taken == 0
 
 
-def _request(body: dict[str, Any], rid: str) -> Any:
-    from sglang.srt.entrypoints.native_request import checked_sampling
-    from sglang.srt.managers.text_request import TextRequest
+def test_who_keeps_what_has_ended_keeps_none_of_them(tmp_path: Path) -> None:
+    report, dump = report_of("all", 2, [3]), CrashDump(tmp_path)
+    sample = Sample("r", TextRequest("x", SamplingParams()), [1, 2], Bell(), report)
+    gone = weakref.ref(report)
+    dump.received(sample)
+    sample.end(FinishReason("length", length=1), 5.0)
+    dump.ended(sample)
+    del sample, report
+    gc.collect()
+    assert gone() is None and dump.content("x", {})["finished"][0]["prompt"] == "x"
 
+
+def _request(body: dict[str, Any], rid: str) -> Any:
     (wish,) = wishes(body, 1)
     return TextRequest(body["input_ids"], checked_sampling(body["sampling_params"]), rid, wish=wish)

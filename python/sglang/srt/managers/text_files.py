@@ -51,16 +51,17 @@ class CrashDump(EndsOnly):
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._running: dict[str, Sample] = {}
-        self._ended: deque[Sample] = deque(maxlen=_MOST_DUMPED)
+        # When, and what is written of it: log-probabilities and hidden states may be large.
+        self._ended: deque[tuple[float, dict[str, Any]]] = deque(maxlen=_MOST_DUMPED)
 
     def received(self, sample: Sample) -> None:
         self._running[sample.rid] = sample
 
     def ended(self, sample: Sample) -> None:
         self._running.pop(sample.rid, None)
-        self._ended.append(sample)
-        oldest = (sample.finished_ts or 0.0) - _DUMPED_S
-        while self._ended and (self._ended[0].finished_ts or 0.0) < oldest:
+        now = sample.finished_ts or 0.0
+        self._ended.append((now, _whole(sample)))
+        while self._ended[0][0] < now - _DUMPED_S:
             self._ended.popleft()
 
     def content(self, reason: str, server: dict[str, Any]) -> dict[str, Any]:
@@ -70,7 +71,7 @@ class CrashDump(EndsOnly):
             "time": time.time(),
             "server_args": server,
             "running": [_whole(sample) for sample in self._running.values()],
-            "finished": [_whole(sample) for sample in self._ended],
+            "finished": [whole for _, whole in self._ended],
         }
 
     def write(self, content: dict[str, Any]) -> Path | None:
