@@ -78,6 +78,8 @@ class FlashInfer:
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, twice: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
         self.asked.append(twice)
+        if self.wrong == "refuses":
+            raise ValueError("unsupported ranks number!")
         total = sum_ref(self.nccl.all_gather(x), residual, twice=True)
         normed = rms_norm_ref(total, weight, eps, torch.empty_like(total))
         total += self.wrong == "sum"
@@ -254,12 +256,13 @@ def test_flashinfer_is_used_for_the_sizes_where_it_is_the_fastest(monkeypatch: p
     assert all(group._flashinfer is not None for group in groups)  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("wrong", ["sum", "norm", "one number of a rank"])
+@pytest.mark.parametrize("wrong", ["sum", "norm", "one number of a rank", "refuses"])
 def test_flashinfer_that_is_wrong_on_one_rank_is_not_used(
     wrong: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    groups = start_all(monkeypatch, [{"times": FAST}, {"flashinfer": wrong}], flashinfer=True)
+    own = {"flashinfer": wrong if wrong == "refuses" else ""}
+    groups = start_all(monkeypatch, [{"times": FAST} | own, {"flashinfer": wrong}], flashinfer=True)
     rows, once, twice = norm_limits(groups)
     assert rows == once == twice
     assert "FlashInfer in one step came out wrong here, and is not used" in caplog.text
