@@ -10,6 +10,10 @@ tiles       FlashInfer's block_scale_interleave against sgl_kernel's layout of s
 decoding    FlashInfer's e2m1_and_ufp8sf_scale_to_float of the reference's codes and tiled scales
 quantise    FlashInfer's nvfp4_quantize against the reference. Its kernels have a body from SM100 on alone
             (quantization.cuh): before that they write nothing, which is what the line says then
+refusal     before SM100: a server refuses --fp4-gemm-backend flashinfer_cutlass by name
+trial       from SM100 on: what a server tries at its start, on random weights of real shapes
+rows        from SM100 on: a row's result is the same bits alone and among 64, which the toggle would like
+graph       from SM100 on: a replayed CUDA graph of both layers gives the same bits as the eager calls
 
 A line each; the exit code is 1 if something differs that should not. Nothing is timed but the whole.
 """
@@ -25,6 +29,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,14 +39,24 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 
 from sgl_kernel.attention.prefill.flashinfer import find_flashinfer
+from sgl_kernel.fp4.flashinfer import FlashInferFp4
 from sgl_kernel.fp4.layout import in_tiles
 from sgl_kernel.fp4.reference import Quantised, quantise
+from sgl_kernel.fp4.trial import EXPERTS_LIMIT, LINEAR_LIMIT, experts_error, linear_error
+from sgl_kernel.fp4.weights import Fp4Experts, Fp4Matrix, experts_for_products, matrix_for_products
+from sgl_kernel.moe.weights import ExpertMatrix, Format
+from sglang.srt.configs.executor_args import ExecutorArgs
+from sglang.srt.configs.fp4_args import BOTH_IN_FP4
+from sglang.srt.managers.executor_build_fp4 import check_fp4
+from sglang.srt.managers.executor_build_models import ExecutorArgsError
 
 HERE: Final = Path(__file__).resolve().parent
 EXACT: Final = "FLASHINFER_DISABLE_FP4_QUANT_FAST_MATH"
 MOST_FAST: Final = 1e-3  # part of the codes that approximate reciprocals may change: ties, and next to them
 SIZES: Final = ((1, 64), (33, 512), (128, 7168), (300, 2048))  # rows, columns
 SCALES: Final = ((1, 4), (128, 32), (130, 7), (4096, 448))  # rows, scales of a row
+LINEAR: Final = (5120, 2048)  # rows and columns: Qwen3-30B-A3B's q, k and v, and its experts
+NUM_EXPERTS, INNER, TOP_K = 128, 768, 8
 DEVICE: Final = torch.device("cuda")
 
 Outcome = tuple[bool, str]
@@ -161,6 +177,96 @@ def quantised_by(flashinfer: Any, fast: bool) -> Outcome:
     return fine, text
 
 
+def refusal() -> Outcome:
+    try:
+        check_fp4(ExecutorArgs("m", device="cuda", fp4_gemm_backend=BOTH_IN_FP4))
+    except ExecutorArgsError as error:
+        return True, str(error)
+    return False, "it was taken"
+
+
+def random_matrix(size: tuple[int, int, int], parts: int, device: torch.device) -> ExpertMatrix:
+    """size: matrices, rows, columns; weights of about 1 / sqrt(columns), inputs up to 4."""
+    num, rows, columns = size
+    g = torch.Generator(device).manual_seed(rows + columns)
+    shape = (num, rows, columns // 8)
+    data = torch.randint(-(2**31), 2**31 - 1, shape, generator=g, device=device, dtype=torch.int32)
+    scale = torch.rand(num, rows, columns // 16, generator=g, device=device) + 0.5
+    whole = (torch.rand(num, parts, generator=g, device=device) + 0.5) / (3 * columns**0.5)
+    given = torch.full_like(whole, 4 / (6 * 448))
+    return ExpertMatrix(
+        Format.NVFP4, data, scale.to(torch.float8_e4m3fn), whole, input_scale=given
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """A linear layer and one of experts, with inputs in 4 bits."""
+
+    flashinfer: FlashInferFp4
+    matrix: Fp4Matrix
+    experts: Fp4Experts
+
+    @classmethod
+    def make(cls, flashinfer: FlashInferFp4, device: torch.device) -> Layers:
+        matrix = matrix_for_products(random_matrix((1, *LINEAR), 1, device))
+        gate_up, down = expert_matrices(device)
+        experts = experts_for_products(gate_up, down)
+        flashinfer.reserve(experts, TOP_K, torch.bfloat16)
+        return cls(flashinfer, matrix, experts)
+
+    def run(self, x: torch.Tensor) -> list[torch.Tensor]:
+        """x: [T, H]; every token goes to experts of its own choice, which its numbers decide."""
+        _, chosen = x[:, :NUM_EXPERTS].topk(TOP_K)
+        weights = torch.full(chosen.shape, 1 / TOP_K, device=x.device)
+        of_experts = self.flashinfer.experts(x, weights, chosen.int(), self.experts)
+        return [self.flashinfer.linear(x, self.matrix), of_experts]
+
+
+def expert_matrices(device: torch.device) -> tuple[ExpertMatrix, ExpertMatrix]:
+    hidden = LINEAR[1]
+    gate_up = random_matrix((NUM_EXPERTS, 2 * INNER, hidden), 2, device)
+    return gate_up, random_matrix((NUM_EXPERTS, hidden, INNER), 1, device)
+
+
+def trial(device: torch.device) -> Outcome:
+    flashinfer = FlashInferFp4()
+    linear = linear_error(flashinfer, random_matrix((1, *LINEAR), 1, device), torch.bfloat16)
+    experts = experts_error(flashinfer, *expert_matrices(device), TOP_K, torch.bfloat16)
+    text = f"off by {linear:.2g} (at most {LINEAR_LIMIT}) and, experts, {experts:.2g} ({EXPERTS_LIMIT})"
+    return linear <= LINEAR_LIMIT and experts <= EXPERTS_LIMIT, text
+
+
+def rows_alone(device: torch.device) -> Outcome:
+    layers = Layers.make(FlashInferFp4(), device)
+    x = torch.randn(64, LINEAR[1], generator=torch.Generator().manual_seed(5)).to(device, torch.bfloat16)
+    together = layers.run(x)
+    other = [0, 0]
+    for row in range(len(x)):
+        for i, alone in enumerate(layers.run(x[row : row + 1])):
+            other[i] += int(not torch.equal(alone[0], together[i][row]))
+    return True, f"rows with other bits alone: linear {other[0]}, experts {other[1]}, of {len(x)}"
+
+
+def graph(device: torch.device) -> Outcome:
+    layers = Layers.make(FlashInferFp4(), device)
+    x = torch.randn(8, LINEAR[1], device=device).to(torch.bfloat16)
+    expected = [out.clone() for out in layers.run(x)]
+    captured = torch.cuda.CUDAGraph()
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    given = torch.zeros_like(x)
+    with torch.cuda.stream(stream):
+        layers.run(given)
+        with torch.cuda.graph(captured, stream=stream):
+            outs = layers.run(given)
+        given.copy_(x)
+        captured.replay()
+    stream.synchronize()
+    same = [torch.equal(out, right) for out, right in zip(outs, expected, strict=True)]
+    return all(same), f"linear and experts the same: {same}"
+
+
 def run(fast: bool) -> list[dict[str, Any]]:
     os.environ[EXACT] = "0" if fast else "1"  # read when its module first quantises
     flashinfer = find_flashinfer()
@@ -171,6 +277,11 @@ def run(fast: bool) -> list[dict[str, Any]]:
         "decoding": lambda: decoding(flashinfer),
         "quantise": lambda: quantised_by(flashinfer, fast),
     }
+    if torch.cuda.get_device_capability() < (10, 0):
+        checks["refusal"] = refusal
+    else:
+        later = {"trial": trial, "rows": rows_alone, "graph": graph}
+        checks |= {name: partial(check, DEVICE) for name, check in later.items()}
     rows = []
     for name, check in checks.items():
         began = time.perf_counter()

@@ -13,6 +13,7 @@ from helpers.tiny_models import write_tiny_llama
 
 from sglang.srt.configs.quant_config import QuantConfig, read_quant
 from sglang.srt.distributed.shares import Span
+from sglang.srt.layers.quantization.fp4_weight import Fp4Weight
 from sglang.srt.layers.quantization.quant_weight import QuantWeight
 from sglang.srt.model_loader.checkpoint import open_source
 from sglang.srt.model_loader.weight_source import Part, WeightError, WeightSource
@@ -54,6 +55,10 @@ def test_packed_in_the_format_of_the_config(tmp_path: Path, name: str) -> None:
     assert (
         0.6 < matrix.std().item() * SHAPE[1] ** 0.5 < 1.5 and abs(matrix.mean().item()) < 0.3 * matrix.std()
     )
+    if isinstance(packed, Fp4Weight) and packed.describe() == "nvfp4":
+        assert packed.activation_scale is not None and float(packed.activation_scale) == pytest.approx(
+            8 / 2688
+        )
     for part in (Part(0, Span(32, 64)), Part(1, Span(192, 384))):
         assert torch.equal(drawn(source, part=part).dequantise(torch.float32), part.of(matrix))
     source.finish()

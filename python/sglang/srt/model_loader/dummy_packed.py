@@ -30,6 +30,7 @@ _SPREAD: Final = {4: 4.6, 8: 73.9}
 """Bits -> standard deviation of integers that are all equally likely."""
 _SPREAD_E2M1: Final = 2.93
 _GLOBAL_SCALE: Final = 2.0**-12  # so that the scales of groups are among float8's usual numbers
+_INPUT_SCALE: Final = 8 / (6 * 448)  # NVFP4: for activations up to 8
 _FLOAT8: Final = torch.float8_e4m3fn
 
 
@@ -99,10 +100,11 @@ class DummyCheckpoint(DummySource):
             if scheme.group_size == 32:
                 return {"weight_packed": torch.uint8, "weight_scale": torch.uint8}
             if method == "compressed-tensors":
-                own = {"weight_packed": torch.uint8, "weight_global_scale": torch.float32}
+                own = {"weight_packed": torch.uint8}
+                whole = ("weight_global_scale", "input_global_scale")
             else:
-                own = {"weight": torch.uint8, "weight_scale_2": torch.float32}
-            return own | {"weight_scale": _FLOAT8}
+                own, whole = {"weight": torch.uint8}, ("weight_scale_2", "input_scale")
+            return own | {"weight_scale": _FLOAT8} | dict.fromkeys(whole, torch.float32)
         names = ("weight_packed", "weight_scale", "weight_zero_point")
         if method in ("gptq", "awq"):
             names = ("qweight", "scales", "qzeros")
@@ -132,9 +134,9 @@ class DummyCheckpoint(DummySource):
             return self._bytes(name, shape)
         if dtype == _FLOAT8 and suffix == "weight":
             return self._between(name, shape, -(3**0.5), 3**0.5).to(_FLOAT8)
-        if suffix in ("weight_scale_2", "weight_global_scale"):
-            own = _GLOBAL_SCALE if suffix == "weight_scale_2" else 1 / _GLOBAL_SCALE
-            return torch.full(shape, own, device=self.device)
+        if suffix in ("weight_scale_2", "weight_global_scale", "input_scale", "input_global_scale"):
+            own = _INPUT_SCALE if suffix.startswith("input") else _GLOBAL_SCALE
+            return torch.full(shape, 1 / own if "global" in suffix else own, device=self.device)
         spread = {"float8": 1.0, "float4": _SPREAD_E2M1 * _GLOBAL_SCALE}.get(scheme.kind) or _SPREAD[
             scheme.bits
         ]
