@@ -33,9 +33,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         check_flags(given)
         configure_logging(given.log_level)
         logger.info("sglang-toggle %s: preparing %s.", __version__, given.model_path or "the embedded model")
-        prepared = prepare(given)
         allow_many_files()
         listener = listen(given.host, given.port)
+        prepared = prepare(given)
         _log_speculation(prepared.args)
         return asyncio.run(serve(prepared, listener, f"{PROG} {shlex.join(_without_key(words))}".strip()))
     except (ServerArgsError, StartError) as error:

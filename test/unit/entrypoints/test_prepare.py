@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,13 @@ def test_wrong_flags_are_told_before_anything_is_prepared(
         launch(flags)
     told = capsys.readouterr().err
     assert words in told and "preparing" not in told
+
+
+def test_a_port_in_use_too(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sglang.srt.entrypoints.prepare.embedded_model_path", lambda: 1 / 0)
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(SystemExit):
+        launch(["--port", str(taken.getsockname()[1])])
+    assert "can't listen on 127.0.0.1:" in capsys.readouterr().err
 
 
 def test_errors_are_one_line(tmp_path: Path) -> None:
