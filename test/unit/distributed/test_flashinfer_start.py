@@ -92,10 +92,18 @@ def test_the_report_says_how_far_the_look_got(
         return "kernels"
 
     def add(kernels: str, devices: list[torch.device]) -> str:
+        assert copied == [2], "nothing else opens the way from one GPU to another"
         reports.append(read_report(file))
         return "wrong" if how == "wrong" else ""
 
+    copied = []
+
+    def copy(devices: list[torch.device]) -> tuple[str, float]:
+        copied.append(len(devices))
+        return "", 1.0
+
     monkeypatch.setattr(kernels_module, "load_kernels", load)
+    monkeypatch.setattr(link_check, "copy_all", copy)
     monkeypatch.setattr(link_check, "sum_by_flashinfer", add)
     report = link_check.look_at_flashinfer(LinkCheckConfig(2, True, True, str(file)))
     assert report.flashinfer == (how == "") and report.why == {"missing": "no compiler"}.get(how, how)
