@@ -38,7 +38,8 @@ def tiled_shape(rows: int, columns: int) -> tuple[int, int]:
 
 
 class FakeFlashInfer:
-    """``fault``: what goes wrong: "swapped" gate and up, "untiled" scales, "nan", or an error's text."""
+    """``fault``: what goes wrong: "swapped" gate and up, "untiled" scales, "nan" or "zeros" in a row, or an
+    error's text."""
 
     def __init__(self, fault: str = "", idle: bool = False) -> None:
         self.fault = fault
@@ -98,7 +99,9 @@ class FakeFlashInfer:
             return alpha.new_zeros(a.shape[0], b.shape[1], dtype=out_dtype)
         left, right = self._values(a, a_descale), self._values(b.t(), b_descale.t())
         out = (left.double() @ right.double().t()) * alpha.double()
-        return (out * float("nan") if self.fault == "nan" else out).to(out_dtype)
+        if self.fault in ("nan", "zeros") and len(out) == 33:  # for one number of rows, and in one row
+            out[7] *= float("nan") if self.fault == "nan" else 0
+        return out.to(out_dtype)
 
     def cutlass_fused_moe_workspace_size(
         self,
@@ -202,7 +205,7 @@ class FakeFlashInfer:
         return padded_rows, padded_columns // 4
 
     def _fail(self) -> None:
-        if self.fault not in ("", "swapped", "untiled", "nan"):
+        if self.fault not in ("", "swapped", "untiled", "nan", "zeros"):
             raise RuntimeError(self.fault)
 
 

@@ -323,7 +323,13 @@ def test_what_is_asked_for_is_handed_over(moe_folder: Path, caplog: pytest.LogCa
 
 
 @pytest.mark.parametrize(
-    "fault,word", [("untiled", "off by 0."), ("nan", "off by nan"), ("no kernel\nimage", "no kernel image")]
+    "fault,word",
+    [
+        ("untiled", "off by 1."),
+        ("nan", "off by nan"),
+        ("zeros", "off by 1 of"),
+        ("no kernel\nimage", "no kernel image"),
+    ],
 )
 def test_a_failed_trial_leaves_weights_alone(
     moe_folder: Path, fault: str, word: str, caplog: pytest.LogCaptureFixture

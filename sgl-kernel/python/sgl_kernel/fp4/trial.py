@@ -20,20 +20,20 @@ from sgl_kernel.fp4.weights import (
 )
 from sgl_kernel.moe.weights import ExpertMatrix
 
-ROWS: Final = (1, 5, 130)  # the last: more than a tile of scales
-TOKENS: Final = 5
+ROWS: Final = (1, 2, 5, 16, 33, 64, 130, 512)  # from 130 on: more than a tile of scales
+TOKENS: Final = (1, 5, 33)
 SAMPLE: Final = 256  # rows at each end of a large matrix that are looked at
 
 LINEAR_LIMIT: Final = 0.02
-"""Relative, root of the mean of squares. Half precision at the end is a tenth of that."""
+"""Of a row: relative, root of the mean of squares. Half precision at the end is a tenth of that."""
 
-EXPERTS_LIMIT: Final = 0.1
+EXPERTS_LIMIT: Final = 0.2
 """What lies between two products is rounded to half precision before it is quantised: one code in a hundred
-is the next one then, a fourth off, which is 0.03 of all."""
+is the next one then, a fourth off, which is 0.03 of all, and twice that of a short row."""
 
 
 def linear_error(flashinfer: FlashInferFp4, matrix: ExpertMatrix, dtype: torch.dtype) -> float:
-    """The largest of several numbers of rows; not finite: so is the result."""
+    """The largest of any row, of several numbers of rows; not finite: so is the result."""
     ready = matrix_for_products(matrix)
     ends = [slice(0, SAMPLE), slice(max(SAMPLE, matrix.rows - SAMPLE), None)]
     errors = []
@@ -42,23 +42,26 @@ def linear_error(flashinfer: FlashInferFp4, matrix: ExpertMatrix, dtype: torch.d
         got = flashinfer.linear(x, ready)
         expected = torch.cat([linear_ref(x, matrix, end) for end in ends], dim=1)
         errors.append(_error(torch.cat([got[:, end] for end in ends], dim=1), expected))
-    return max(errors)
+    return float(torch.tensor(errors).max())  # Python's max would lose a NaN
 
 
 def experts_error(
     flashinfer: FlashInferFp4, gate_up: ExpertMatrix, down: ExpertMatrix, top_k: int, dtype: torch.dtype
 ) -> float:
-    """Of a few tokens, the last of which goes to no expert. Takes a copy of the layer while it lasts."""
+    """The largest of any token, of a few, the last of which goes to no expert. Takes a copy of the layer."""
     ready = experts_for_products(gate_up, down, copy=True)
     flashinfer.reserve(ready, top_k, dtype)
-    x = _inputs(TOKENS, gate_up, dtype)
     g = torch.Generator().manual_seed(1)
-    chosen = torch.stack([torch.randperm(gate_up.num_experts, generator=g)[:top_k] for _ in range(TOKENS)])
-    chosen[-1] = -1
-    weights = torch.rand(TOKENS, top_k, generator=g).to(x.device)
-    chosen = chosen.to(x.device, torch.int32)
-    got = flashinfer.experts(x, weights, chosen, ready)
-    return _error(got, experts_ref(x, weights, chosen, gate_up, down))
+    errors = []
+    for tokens in TOKENS:
+        x = _inputs(tokens, gate_up, dtype)
+        orders = [torch.randperm(gate_up.num_experts, generator=g) for _ in range(tokens)]
+        chosen = torch.stack([order[:top_k] for order in orders]).to(x.device, torch.int32)
+        chosen[-1] = -1 if tokens > 1 else chosen[-1]
+        weights = (torch.rand(tokens, top_k, generator=g) + 0.1).to(x.device)
+        got = flashinfer.experts(x, weights, chosen, ready)
+        errors.append(_error(got, experts_ref(x, weights, chosen, gate_up, down)))
+    return float(torch.tensor(errors).max())
 
 
 def _inputs(rows: int, matrix: ExpertMatrix, dtype: torch.dtype) -> torch.Tensor:
@@ -69,5 +72,6 @@ def _inputs(rows: int, matrix: ExpertMatrix, dtype: torch.dtype) -> torch.Tensor
 
 
 def _error(got: torch.Tensor, expected: torch.Tensor) -> float:
-    """Root of the mean square of the difference, beside that of what is expected."""
-    return float((got.double() - expected.double()).norm() / expected.double().norm())
+    """The largest of the rows: root of the mean square of the difference, beside that of what is expected."""
+    wrong, size = (got.double() - expected.double()).norm(dim=1), expected.double().norm(dim=1)
+    return float(torch.where((size == 0) & (wrong == 0), 0.0, wrong / size).max())
