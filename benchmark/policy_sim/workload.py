@@ -142,11 +142,18 @@ RECIPES: Final[Mapping[str, Recipe]] = {
 }
 
 _CLASSLESS = replace(_TWO_DOMAINS, rate=24.0)  # nothing that is known of a request tells how much it accepts
+_FEW = {"coding": 3.5, "chat": 1.03, "prose": 1.03, "talk": 1.03}
 MIXTURES: Final[Mapping[str, Recipe]] = {
     "halves": Recipe(POISSON, _CLASSLESS, _steady({"coding": 2.5, "chat": 1.2})),
     "halves-busy": Recipe(POISSON, replace(_CLASSLESS, rate=40.0), _steady({"coding": 2.5, "chat": 1.2})),
     "coding-chat-busy": Recipe(POISSON, replace(_CLASSLESS, rate=40.0), _steady(_CODING_CHAT)),
     "alike-busy": Recipe(POISSON, replace(_CLASSLESS, rate=40.0), _steady({"coding": 1.8, "chat": 1.8})),
+    # No length common to all is worth its time: nobody accepts drafts, then one request in four nearly all.
+    "few-busy": Recipe(
+        POISSON,
+        replace(_CLASSLESS, rate=40.0, domains=("coding", "chat", "prose", "talk")),
+        (Phase(0.0, _FEW | {"coding": 1.03}), Phase(1 / 3, _FEW)),
+    ),
 }
 """For draft lengths of the rows' own."""
 

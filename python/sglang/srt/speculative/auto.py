@@ -6,7 +6,7 @@ A pure function of what the scheduler knows of a step and what is believed about
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -79,12 +79,17 @@ class Beliefs:
     acceptance: Acceptance
     probe_credit_s: float  # what probes may cost now; 0: none
     rows: Rows | None = None  # None: they are not told apart
+    row_credit_s: float = 0.0  # what probes with draft lengths of the rows' own may cost now
+    # What each row would accept if it were as good as what it showed leaves room for; asked for only where
+    # such a probe can be paid.
+    hopes: Callable[[], Rows] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
     decision: Decision
     charge_s: float = 0.0  # what a probe may cost at worst: to be taken off the credit
+    rate: float = 0.0  # tokens per second of what would have been chosen instead of a probe
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +142,10 @@ def choose(state: AutoInput, beliefs: Beliefs) -> Choice:
         probe = _probe(state, beliefs, commons, best)
         if probe is not None:
             return probe
+    if beliefs.hopes is not None and beliefs.row_credit_s > 0.0:
+        probe = _row_probe(state, beliefs, beliefs.hopes, best)
+        if probe is not None:
+            return probe
     if best.size is None:
         return Choice(Decision(best.draft_len, Reason.COST))
     assert beliefs.rows is not None
@@ -173,15 +182,58 @@ def _num_drafts(size: RaggedSize) -> int:
 def _ragged(state: AutoInput, beliefs: Beliefs, rows: Rows, common: _Best) -> _Best:
     """The best step whose rows have draft lengths of their own, if it is enough better; else ``common``."""
     best, to_beat = common, common.rate * (1.0 + RAGGED_MARGIN)
-    for size in state.ragged_sizes:
-        longest, drafts = size.draft_len, _num_drafts(size)
-        if longest not in state.fitting_lens or drafts > state.num_decoding * longest:
-            continue
-        seconds = beliefs.costs.ragged_seconds(size, state.kv_tokens)
-        rate = (state.num_decoding + rows.accepted(longest, drafts)) / seconds
+    for size, seconds in _ragged_costs(state, beliefs.costs):
+        rate = _ragged_rate(state, rows, size, seconds)
         if rate > to_beat:
-            best, to_beat = _Best(seconds, rate, longest, size), rate
+            best, to_beat = _Best(seconds, rate, size.draft_len, size), rate
     return best
+
+
+def _ragged_costs(state: AutoInput, costs: Costs) -> list[tuple[RaggedSize, float]]:
+    """The steps that the rows can fill and whose pages are there."""
+    return [
+        (size, costs.ragged_seconds(size, state.kv_tokens))
+        for size in state.ragged_sizes
+        if size.draft_len in state.fitting_lens and _num_drafts(size) <= state.num_decoding * size.draft_len
+    ]
+
+
+def _ragged_rate(state: AutoInput, rows: Rows, size: RaggedSize, seconds: float) -> float:
+    return (state.num_decoding + rows.accepted(size.draft_len, _num_drafts(size))) / seconds
+
+
+def _row_probe(state: AutoInput, beliefs: Beliefs, hopes: Callable[[], Rows], best: _Best) -> Choice | None:
+    """The step with draft lengths of the rows' own that would be worth the most if every row were as good as
+    it may be. Drafts of a common length tell rows apart too; but where only some rows accept much they cost
+    so much more than they give that they are tried too seldom for any row to be known well enough.
+    """
+    least_s = state.num_decoding / best.rate  # what every step gives is worth so much
+    payable = [
+        (size, seconds)
+        for size, seconds in _ragged_costs(state, beliefs.costs)
+        if seconds - least_s <= beliefs.row_credit_s and size != best.size
+    ]
+    if not payable:
+        return None
+    rows, found = hopes(), None
+    hope = _hoped_rate(state, rows, best) * (1.0 + RAGGED_MARGIN)
+    for size, seconds in payable:
+        rate = _ragged_rate(state, rows, size, seconds)
+        if rate > hope:
+            found, hope = (size, seconds), rate
+    if found is None:
+        return None
+    size, seconds = found
+    drafts = rows.drafts(size.draft_len, _num_drafts(size))
+    decision = Decision(size.draft_len, Reason.PROBE, size, drafts)
+    return Choice(decision, max(seconds - least_s, LEAST_CHARGE * seconds), best.rate)
+
+
+def _hoped_rate(state: AutoInput, rows: Rows, best: _Best) -> float:
+    """What is chosen would be better, too."""
+    if best.size is not None:
+        return _ragged_rate(state, rows, best.size, best.seconds)
+    return (state.num_decoding + rows.extra_tokens()[best.draft_len]) / best.seconds
 
 
 def _probe(state: AutoInput, beliefs: Beliefs, commons: Sequence[_Common], best: _Best) -> Choice | None:

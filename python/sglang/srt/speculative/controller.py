@@ -6,18 +6,23 @@ The scheduler owns one, asks it when it plans a decode step and tells it what ea
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 from sglang.srt.speculative.acceptance import AcceptanceEstimate
-from sglang.srt.speculative.auto import AutoInput, Beliefs, choose
+from sglang.srt.speculative.auto import AutoInput, Beliefs, Choice, choose
 from sglang.srt.speculative.cost_model import CostModel
 from sglang.srt.speculative.cost_table import CostTable
 from sglang.srt.speculative.row_acceptance import Outcomes, RowAcceptance
+from sglang.srt.speculative.row_credit import RowCredit
 from sglang.srt.speculative.toggle import Decision, Reason
 
 PROBE_FRACTION: Final = 0.003  # of the time of steps that are no probes
 MOST_CREDIT_STEPS: Final = 16.0  # credit that is kept, in steps of the present length
+LOOK_EVERY: Final = (
+    8  # steps until a probe with draft lengths of the rows' own is looked for again: it takes time
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,8 @@ class AutoController:
         self._acceptance = AcceptanceEstimate(num_steps, prior)
         self._rows = RowAcceptance(num_slots, num_steps) if num_slots else None
         self._num_ragged = 0
+        self._row_credit = RowCredit(probe_fraction)
+        self._look_in = 0  # steps
         self._probe_fraction = probe_fraction
         self._credit_s = 0.0
         self._charged_s = 0.0
@@ -68,16 +75,30 @@ class AutoController:
         return self._rows is not None
 
     def decide(self, state: AutoInput) -> Decision:
-        rows = None
+        beliefs = Beliefs(self._costs, self._acceptance, self._credit_s)
         if self._rows is not None and state.rows:
-            rows = self._rows.sharing(state.rows, self._acceptance.parts)
-        choice = choose(state, Beliefs(self._costs, self._acceptance, self._credit_s, rows))
+            parts = self._acceptance.parts
+            beliefs = replace(beliefs, rows=self._rows.sharing(state.rows, parts))
+            self._look_in -= 1
+            if self._look_in < 0:
+                hopes = partial(self._rows.hopes, state.rows, parts)
+                beliefs = replace(beliefs, row_credit_s=self._row_credit.seconds, hopes=hopes)
+        choice = choose(state, beliefs)
+        if beliefs.hopes is not None:
+            is_probe = choice.decision.reason is Reason.PROBE
+            self._look_in = 0 if is_probe else LOOK_EVERY - 1
         self._num_ragged += choice.decision.size is not None
         if choice.decision.reason is Reason.PROBE:  # paid when planned: steps overlap
-            self._credit_s -= choice.charge_s
-            self._charged_s += choice.charge_s
-            self._num_probes += 1
+            self._pay(choice)
         return choice.decision
+
+    def _pay(self, probe: Choice) -> None:
+        self._charged_s += probe.charge_s
+        self._num_probes += 1
+        if probe.decision.size is None:
+            self._credit_s -= probe.charge_s
+        else:
+            self._row_credit.pay(probe)
 
     def observe(self, step: CommittedStep) -> None:
         decision, seconds = step.decision, step.device_time_s
@@ -89,8 +110,13 @@ class AutoController:
                 self._rows.observe(step.outcomes)
         for tally in step.tallies:
             self._acceptance.observe(tally.name, tally.proposed_by_depth, tally.correct_by_depth)
-        if decision.reason is not Reason.PROBE and self._credit_s < MOST_CREDIT_STEPS * seconds:
-            self._credit_s += self._probe_fraction * seconds
+        if decision.reason is not Reason.PROBE:
+            self._row_credit.add_time(seconds)
+            if self._credit_s < MOST_CREDIT_STEPS * seconds:
+                self._credit_s += self._probe_fraction * seconds
+        elif decision.size is not None and step.outcomes is not None:
+            num_accepted = sum(max(0, correct) for correct in step.outcomes.correct)
+            self._charged_s -= self._row_credit.give_back(decision, num_accepted)
 
     def figures(self) -> dict[str, Any]:
         """For ``/server_info``."""
@@ -101,4 +127,10 @@ class AutoController:
             "probe_credit_s": self._credit_s,
             "probe_charged_s": self._charged_s,
         }
-        return figures if self._rows is None else figures | {"ragged_steps": self._num_ragged}
+        if self._rows is None:
+            return figures
+        return figures | {
+            "ragged_steps": self._num_ragged,
+            "row_probes": self._row_credit.num_probes,
+            "row_probe_credit_s": self._row_credit.seconds,
+        }

@@ -20,6 +20,7 @@ from sglang.srt.speculative.allocation import Sharing
 PRIOR_DRAFTS: Final = 4.0  # tries that the class's chances count as
 KEPT: Final = 0.99  # of what was seen, a step
 UNTRIED_STEPS: Final = 64  # after so many without a draft a row is due for one
+HOPE: Final = 1.0  # standard deviations by which a row may be better than it is thought
 DUE_SHARE: Final = 16  # at most one row in so many is given a draft for that reason
 
 _KEPT_AFTER: Final = KEPT ** np.arange(1024)  # [steps]; after more of them next to nothing is left
@@ -76,6 +77,13 @@ class RowAcceptance:
 
     def sharing(self, rows: Sequence[DraftRow], parts: Parts) -> Sharing:
         """What these rows are expected to accept, for a step of all of them."""
+        return self._sharing(rows, parts, 0.0)
+
+    def hopes(self, rows: Sequence[DraftRow], parts: Parts) -> Sharing:
+        """The same, if each is as good as what it showed leaves room for."""
+        return self._sharing(rows, parts, HOPE)
+
+    def _sharing(self, rows: Sequence[DraftRow], parts: Parts, hope: float) -> Sharing:
         slots = self._slots_of(rows)
         priors = np.array([_first_and_deeper(parts(name)) for name in self._names])  # [classes, 2]
         seen = self._counts.take(slots, axis=0)  # [R, 4]
@@ -84,6 +92,9 @@ class RowAcceptance:
         accepted += (PRIOR_DRAFTS * priors).take(self._class.take(slots), axis=0)
         tried += PRIOR_DRAFTS
         accepted /= tried  # chances of a first draft, of a deeper one
+        if hope:
+            accepted += hope * np.sqrt(accepted * (1.0 - accepted) / (tried + 1.0))
+            np.minimum(accepted, 1.0, out=accepted)
         reached = np.empty((len(rows), self._num_steps))
         reached[:, 0] = accepted[:, 0]
         for depth in range(1, self._num_steps):
