@@ -36,6 +36,7 @@ from sgl_kernel.fp4.weights import (
 )
 from sgl_kernel.moe.weights import ExpertMatrix, Format
 from sglang.srt.configs.executor_args import ExecutorArgs
+from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.distributed.tensor_parallel import TensorParallel
 from sglang.srt.layers.linear import Linear
 from sglang.srt.layers.moe.experts import Experts
@@ -47,7 +48,8 @@ from sglang.srt.layers.quantization.packed_matrix import matrix_of
 from sglang.srt.managers import executor_build_fp4
 from sglang.srt.managers.executor_build_fp4 import check_fp4, expert_layers, linear_layers, use_fp4_inputs
 from sglang.srt.managers.executor_build_models import ExecutorArgsError
-from sglang.srt.models import packed
+from sglang.srt.model_loader.checkpoint import open_source
+from sglang.srt.models import moe, packed
 from sglang.srt.models.decoder import DecoderModel
 
 DOUBLE = torch.float64
@@ -285,6 +287,34 @@ def test_nothing_is_read_back_or_made_anew_in_a_call() -> None:
 )
 def test_what_can_have_inputs_in_4_bits(matrix: ExpertMatrix, why: str) -> None:
     assert why_not(matrix) == why and why_not_experts(a_matrix(64, 64, 2), matrix) == why
+
+
+def test_ranks_add_up_to_the_whole(tmp_path: Path) -> None:
+    """Each quantises its part of what lies between the products: in whole blocks, so to the same."""
+    folder = write(write_tiny_qwen3_moe, tmp_path, hidden_size=64, moe_intermediate_size=64)[0]
+    config = ModelConfig.from_folder(str(folder), None)
+    assert config.moe is not None and config.quant is not None
+    g = torch.Generator().manual_seed(4)
+    x, weights = torch.randn(5, 64, generator=g, dtype=DOUBLE), torch.rand(5, 2, generator=g)
+    chosen = torch.tensor([[0, 3], [1, 2], [7, 0], [5, 6], [4, 1]])
+    sums = []
+    with (
+        installed(FakeFlashInfer()),
+        mock.patch.object(packed, "wants_kernels", lambda device: True),
+    ):
+        for size in (1, 2):
+            parts = []
+            for rank in range(size):
+                source = open_source(folder, "auto", DOUBLE, "cpu", config.quant)
+                tp = TensorParallel(rank, size).in_units(config.quant.columns_unit)
+                experts = moe.take_moe(source, "model.layers.1.mlp.", 64, config.moe, tp).experts
+                assert isinstance(experts, KernelExperts) and not why_not_experts(*experts.matrices)
+                flashinfer = FlashInferFp4()
+                flashinfer.reserve(experts_for_products(*experts.matrices, copy=True), 2, DOUBLE)
+                experts.use_fp4_inputs(flashinfer)
+                parts.append(experts(x, weights, chosen))
+            sums.append(torch.stack(parts).sum(0))
+    torch.testing.assert_close(sums[1], sums[0], rtol=1e-6, atol=1e-9)
 
 
 # ---- the start
