@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -18,6 +20,8 @@ from stream_client import Seen, Stream
 
 from sglang.embedded.model import embedded_model_path
 from sglang.srt.utils.text_tokenizer import TextTokenizer
+
+FOLDER = Path(__file__).resolve().parents[3] / "benchmark" / "http_streaming"
 
 
 @pytest.fixture(scope="module")
@@ -73,3 +77,13 @@ def test_counts_hang_on_events_and_not_on_packets(
     stream, seen = asyncio.run(_feed(data, cuts, path, reader))
     assert (seen.tokens, seen.chunks) == (sum(counts), sum(count > 0 for count in counts))
     assert stream.ended.result() == "done" and stream.num_ends == 1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("path", ["/generate", "/v1/completions", "/v1/chat/completions"])
+def test_a_chunk_is_timed_for_each_endpoint(path: str) -> None:
+    script = [sys.executable, str(FOLDER / "chunk_cpu.py"), "--streams", "3", "--rounds", "5", "--path", path]
+    done = subprocess.run(script, capture_output=True, text=True, timeout=60, check=True)
+    found = re.fullmatch(r"(\S+), 3 streams, us a chunk: median (\S+), .* at most (\S+)\n", done.stdout)
+    assert found is not None and found[1] == path, done.stdout
+    assert 0 < float(found[3]) <= float(found[2]) < 1e6
