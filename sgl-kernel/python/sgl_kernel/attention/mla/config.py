@@ -2,7 +2,8 @@
 
 Those for sm_90 are measured (``benchmark/attention/mla_speed.py --sweep``): with 8 heads 0.77 of copying
 for 16 rows of 16,384 places, where constants chosen by registers alone gave 0.33; with 64 heads 61 us for 64
-rows of 1,024 places instead of 97. The others are chosen from compiled shared memory and registers.
+rows of 1,024 places instead of 97. They are the best of a sweep for a cache of 1 byte too. The others are chosen
+from compiled shared memory and registers.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ def latent_config(
     """query_len: of a row; latent_dim: R, what the accumulator has of each query and head."""
     tile_rows = query_len * num_heads
     roomy = arch in (80, 90, 100, 103)  # 163 KB of shared memory a SM and more; 99 KB elsewhere
-    if arch >= 90 and roomy and kv_itemsize > 1 and latent_dim <= 512:
-        return _measured(tile_rows, latent_dim, query_len > 16 or num_heads & (num_heads - 1) > 0)
+    if arch >= 90 and roomy and latent_dim <= 512:
+        is_wordy = query_len > 16 or num_heads & (num_heads - 1) > 0
+        return _measured(tile_rows, latent_dim, is_wordy, kv_itemsize == 1)
     width = next_power_of_2(latent_dim)
-    # 32 rows take 232 to 255 registers a thread: the queries stay there. With a cache of 1 byte, whose blocks
-    # are converted in registers, they spill. Tiles of the same places share them in the L2.
+    # 32 rows take 232 to 255 registers a thread: the queries stay there. With a cache of 1 byte a block needs
+    # room for its converted numbers as well. Tiles of the same places share them in the L2.
     block_m = 16 if tile_rows <= 16 or kv_itemsize == 1 else 32
     return DecodeConfig(
         block_m=block_m,
@@ -36,10 +38,11 @@ def latent_config(
     )
 
 
-def _measured(tile_rows: int, latent_dim: int, is_wordy: bool) -> DecodeConfig:
+def _measured(tile_rows: int, latent_dim: int, is_wordy: bool, is_narrow: bool) -> DecodeConfig:
     """Two programs a SM keep more in flight than one with wider blocks; two tiles of 32 rows do not fit.
 
     ``is_wordy``: a division finds row and head, or a tree has two words: 64 places a block would spill.
+    ``is_narrow``: blocks are converted; what the merge loads at once would spill too.
     """
     small = tile_rows <= 16
     return DecodeConfig(
@@ -50,5 +53,5 @@ def _measured(tile_rows: int, latent_dim: int, is_wordy: bool) -> DecodeConfig:
         programs_per_sm=2 if small else 1,
         min_chunk=128,
         fan_in=8,
-        at_once=4 if small and latent_dim <= 128 else 1 if small or is_wordy else 2,
+        at_once=4 if small and latent_dim <= 128 else 1 if small or is_wordy or is_narrow else 2,
     )

@@ -23,6 +23,22 @@ def _as(x, CT: tl.constexpr):
 
 
 @triton.jit
+def _wide(x, CT: tl.constexpr):
+    """A block of the cache in the type that is multiplied, exactly.
+
+    e4m3 by an instruction that Triton does not know as a conversion. One that it knows is made in the layouts
+    of the operands, of each product apart, on bytes that lie scattered there, and no block is on its way
+    meanwhile.
+    """
+    if x.dtype == tl.float8e4nv and tl.float16 == CT:
+        return tl.inline_asm_elementwise(
+            "{.reg .b16 a, b; mov.b32 {a, b}, $2; cvt.rn.f16x2.e4m3x2 $0, a; cvt.rn.f16x2.e4m3x2 $1, b;}",
+            "=r,=r,r", [x], dtype=tl.float16, is_pure=False, pack=4,
+        )  # fmt: skip
+    return x.to(CT)
+
+
+@triton.jit
 def _attend_chunk(
     queries, ropes, latents, pages, place, begin, end, base, row, query, low, high, scale, rope_scale,
     scratch_offset, scratch_cap, d, r,
@@ -40,8 +56,8 @@ def _attend_chunk(
         rows = latents + place_offset(place, scratch_offset, R + ROPE, SCRATCH)[:, None]
         place = row_places(pages, n + BN, end, base, row, scratch_cap, PAGE, SCRATCH)
         there = (n < end)[:, None]
-        keys = tl.load(rows + d[None, :], mask=there & (d < R)[None, :], other=0.0).to(CT)
-        turned = tl.load(rows + R + r[None, :], mask=there & (r < ROPE)[None, :], other=0.0).to(CT)
+        keys = _wide(tl.load(rows + d[None, :], mask=there & (d < R)[None, :], other=0.0), CT)
+        turned = _wide(tl.load(rows + R + r[None, :], mask=there & (r < ROPE)[None, :], other=0.0), CT)
         scores = tl.dot(ropes, tl.trans(turned), input_precision="ieee") * rope_scale
         scores += tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
         scores = tl.where(seen_by(n, end, base, query, low, high, CAUSAL, WORDS), scores, float("-inf"))
