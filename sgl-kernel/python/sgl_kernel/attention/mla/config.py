@@ -2,8 +2,8 @@
 
 Those for sm_90 are measured (``benchmark/attention/mla_speed.py --sweep``): with 8 heads 0.77 of copying
 for 16 rows of 16,384 places, where constants chosen by registers alone gave 0.33; with 64 heads 61 us for 64
-rows of 1,024 places instead of 97. They are the best of a sweep for a cache of 1 byte too. The others are chosen
-from compiled shared memory and registers.
+rows of 1,024 places instead of 97. They are the best of a sweep for a cache of 1 byte too. The others are
+chosen from compiled shared memory and registers.
 """
 
 from __future__ import annotations
