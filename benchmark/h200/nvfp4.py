@@ -91,7 +91,8 @@ def recipe(fast: bool) -> Outcome:
         library = Path(folder) / "recipe.so"
         major, minor = torch.cuda.get_device_capability()
         arch = f"-arch=sm_{major}{minor}a"
-        nvcc = str(Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "bin" / "nvcc")
+        own = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "bin" / "nvcc"
+        nvcc = str(own) if own.exists() else "nvcc"
         command = [
             nvcc,
             "-shared",
