@@ -24,9 +24,9 @@ TIME_LIMIT_S: Final = 0.2
 TIME_A_TOKEN_S: Final = 0.01
 """Of all searches at a token on the average: what they take beyond it is missing at later ones."""
 
-_CONTEXT: Final = (
-    4  # ids before those whose text is made: a character may begin in them, and blanks are dropped
-)
+# So many ids, of at least a byte each, hold a character; and so many stand before those that are decoded, where
+# a character may begin or a blank be dropped.
+_CONTEXT: Final = 4
 _INCOMPLETE: Final = "\ufffd"  # stands for the bytes of a character that is not complete yet
 _LOOKS_AROUND: Final = re.compile(r"\\[bBZAmMGK]|\$|\(\?(?!:)")
 
@@ -111,6 +111,7 @@ class ReplyTail:
         self.text_before = ""  # without what the last id brought
         self._settled = ""  # the part of ``text`` that is not made of ``_open``
         self._context: list[int] = []
+        self._context_size = 0  # in characters
         self._open: list[int] = []
         self._sizes: deque[int] = deque()  # characters that each id has brought
 
@@ -136,12 +137,12 @@ class ReplyTail:
 
     def _opened(self, count: int, decode: Callable[[list[int]], str]) -> str:
         """The text of the first ``count`` open ids."""
-        before = decode(self._context) if self._context else ""
-        return decode([*self._context, *self._open[:count]])[len(before) :]
+        return decode([*self._context, *self._open[:count]])[self._context_size :]
 
     def _settle(self, count: int, decode: Callable[[list[int]], str]) -> None:
         self._settled += self._opened(count, decode)
         self._context = [*self._context, *self._open[:count]][-_CONTEXT:]
+        self._context_size = len(decode(self._context))
         del self._open[:count]
 
     def _slide(self) -> int:
