@@ -24,8 +24,8 @@ TIME_LIMIT_S: Final = 0.2
 TIME_A_TOKEN_S: Final = 0.01
 """Of all searches at a token on the average: what they take beyond it is missing at later ones."""
 
-# So many ids, of at least a byte each, hold a character; and so many stand before those that are decoded, where
-# a character may begin or a blank be dropped.
+# So many ids, of at least a byte each, hold a character; and so many stand before those that are decoded,
+# where a character may begin or a blank be dropped.
 _CONTEXT: Final = 4
 _INCOMPLETE: Final = "\ufffd"  # stands for the bytes of a character that is not complete yet
 _LOOKS_AROUND: Final = re.compile(r"\\[bBZAmMGK]|\$|\(\?(?!:)")
