@@ -57,7 +57,9 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--python", type=Path, required=True, help="of the environment with PyPI's sglang")
+    # The client runs in a folder of its own.
+    python = "of the environment with PyPI's sglang"
+    parser.add_argument("--python", type=lambda word: Path(word).absolute(), required=True, help=python)
     parser.add_argument("--num-prompts", type=int, default=12, help="of each run (default: 12)")
     parser.add_argument("--output-len", type=int, default=32, help="tokens of each answer (default: 32)")
     parser.add_argument("--update-doc", type=Path, help="document that gets the table")
