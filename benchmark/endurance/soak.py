@@ -91,15 +91,18 @@ class Soak:
         """By its id while it is waited for, or by going away."""
         body = self._body(prompt)
         asking = asyncio.create_task(self._finish_reason(body))
-        await asyncio.sleep(self._random.uniform(0.0, 2.0))
-        if self._random.random() < 0.5:
-            asking.cancel()
-            await asyncio.wait({asking})
-            self.ended["went away"] += 1
-            return
-        async with self._session.post("/abort_request", json={"rid": body["rid"]}):
-            pass
-        self.ended[f"aborted, ended by {await asking}"] += 1
+        try:
+            await asyncio.sleep(self._random.uniform(0.0, 2.0))
+            if self._random.random() < 0.5:
+                asking.cancel()
+                await asyncio.wait({asking})
+                self.ended["went away"] += 1
+                return
+            async with self._session.post("/abort_request", json={"rid": body["rid"]}):
+                pass
+            self.ended[f"aborted, ended by {await asking}"] += 1
+        finally:
+            asking.cancel()  # where the run ends meanwhile
 
     async def _finish_reason(self, body: dict[str, Any]) -> str:
         async with self._session.post("/generate", json=body) as response:
