@@ -7,7 +7,7 @@ are read out of their tiles by the formula of a place, not by sgl_kernel's layou
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -210,9 +210,25 @@ class FakeFlashInfer:
 
 
 @contextmanager
+def importable(modules: Mapping[str, ModuleType | None]) -> Iterator[None]:
+    """What importing them gives (None: an error). What else is imported meanwhile stays, as it would not with
+    ``mock.patch.dict``: a module that is imported twice has its classes twice."""
+    before = {name: sys.modules.get(name) for name in modules}
+    sys.modules.update(modules)  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        for name, module in before.items():
+            if module is None:
+                del sys.modules[name]
+            else:
+                sys.modules[name] = module
+
+
+@contextmanager
 def installed(fake: FakeFlashInfer) -> Iterator[FakeFlashInfer]:
     """What ``import flashinfer`` gives."""
-    with mock.patch.dict(sys.modules, fake.modules()):
+    with importable(fake.modules()):
         yield fake
 
 

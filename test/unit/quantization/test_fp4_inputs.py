@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.fake_fp4 import FakeFlashInfer, handed_over, installed
+from helpers.fake_fp4 import FakeFlashInfer, handed_over, importable, installed
 from helpers.quantise import FORMATS, write_quantised
 from helpers.run_model import Driver, load_target
 from helpers.tiny_mla import write_tiny_deepseek_v3
@@ -420,9 +420,9 @@ def test_what_a_server_refuses(tmp_path: Path, moe_folder: Path) -> None:
     with installed(FakeFlashInfer()):
         check("--fp4-gemm-backend .* need SM100 or SM120, and NVIDIA H200 is SM90$", args(), (9, 0))
         check("--moe-runner-backend flashinfer_cutlass: .*SM89", args(**only_experts), (8, 9))
-    with mock.patch.dict("sys.modules", {"flashinfer": None}):
+    with importable({"flashinfer": None}):
         check("--fp4-gemm-backend flashinfer_cutlass: FlashInfer can't be imported", args())
-    with mock.patch.dict("sys.modules", FakeFlashInfer().modules() | {"flashinfer.fused_moe": None}):
+    with importable({**FakeFlashInfer().modules(), "flashinfer.fused_moe": None}):
         check("FlashInfer has no NVFP4 products .*pip install", args())
     with installed(FakeFlashInfer()):
         with pytest.raises(ExecutorArgsError, match="is for bfloat16 and float16, not torch.float32"):
