@@ -119,6 +119,7 @@ def body_products() -> None:
     wide = ProductConfig(64, 8, 1, 4, 2, False)
     split = ProductConfig(32, 4, 3, 4, 2, False)
     compare((INT4, INT4), (4, 64, 32), (1, 2))
+    compare((NVFP4, NVFP4), (4, 64, 96), (5, 2))  # narrower than any pass: an eighth of 768
     compare((INT4, INT4), (3, 96, 96), (3, 2), ExpertsConfig(16, wide, wide), padded=1, with_base=True)
     compare((INT4, INT4), (1, 96, 32), (18, 1), ExpertsConfig(16, split, wide), again=True)
     compare((NVFP4, NVFP4), (5, 128, 64), (2, 2), ExpertsConfig(16, wide, wide))
@@ -138,6 +139,7 @@ def body_pairs() -> None:
     pairs = partial(compare, by_pair=True, with_base=True)
     pairs((INT4, INT4), (3, 96, 64), (3, 2), ExpertsConfig(8, split, wide), padded=1, again=True)
     pairs((INT4, INT4), (2, 96, 96), (1, 2), ExpertsConfig(8, wide, wide))
+    pairs((INT4, INT4), (4, 64, 96), (1, 2))
     pairs((NVFP4, NVFP4), (2, 128, 32), (2, 1), ExpertsConfig(8, wide, wide))
     pairs((PLAIN, PLAIN), (2, 40, 24), (1, 2), ExpertsConfig(8, plain, plain))
     pairs((FP8, FP8), (2, 136, 40), (1, 1), ExpertsConfig(8, plain, plain), block=(32, 128))
@@ -366,6 +368,15 @@ def gate_pairs(launch: Launch, info: DeviceInfo) -> None:
 def test_kimis_pairs_fit(info: DeviceInfo) -> None:
     for launch in pair_launches(INT4, KIMI, 8, 1, info):
         gate_pairs(launch, info)
+
+
+@DEVICES
+@pytest.mark.parametrize("form", [INT4, NVFP4], ids=lambda form: form.value)
+def test_experts_narrower_than_a_pass_compile(form: Format, info: DeviceInfo) -> None:
+    """96 columns are Qwen3-30B-A3B's as one of 8 ranks has them; a product of 12 words has no instruction."""
+    model = (16, 64, 96, 2)
+    for launch in (pair_launches(form, model, 1, 1, info)[1], launches(form, model, 1, 4, info)[2]):
+        check(launch, archs=(info.arch,))
 
 
 @DEVICES

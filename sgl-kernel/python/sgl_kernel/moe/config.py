@@ -105,8 +105,8 @@ def _packed(
     # pass alone would leave sm_120 one program a SM. The scales of a pass must be at least 4 bytes a thread,
     # or they are loaded in the loop and waited for (MXFP4's of 16 words are 2 bytes: not measured).
     width = 32 if block_m <= 16 else 16
-    while width > 4 and 8 * width > matrix.columns:
-        width //= 2
+    if 8 * width > matrix.columns:
+        width = 16  # the words of a pass are the inner size of a tl.dot, which is 16 at least
     programs = blocks * -(-matrix.rows // (matrices * block_n))
     passes = -(-matrix.columns // (8 * width))
     in_turn = 1
