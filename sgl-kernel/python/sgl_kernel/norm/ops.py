@@ -52,6 +52,6 @@ def rms_norm_launch(
 
 
 def row_warps(block: int) -> int:
-    """Of a program that norms a row of ``block`` elements. Few rows: latency counts, so many warps; 16 bytes a
-    thread and load at least."""
+    """Of a program that norms a row of ``block`` elements. Few rows: latency counts, so many warps; 16 bytes
+    a thread and load at least."""
     return max(1, min(8, block // 256))
