@@ -41,9 +41,7 @@ def split_sizes(sizes: GraphSizes) -> GraphSizes:
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    first: Callable[
-        [], torch.Tensor
-    ]  # a speculative step's nodes: [1 or 2, R, N] tokens, tree's parents
+    first: Callable[[], torch.Tensor]  # a speculative step's nodes: [1 or 2, R, N] tokens, tree's parents
     rest: Replay
 
 
