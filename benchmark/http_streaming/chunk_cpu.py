@@ -79,19 +79,18 @@ class Application:
         return encode(TextBatch([TextOutput(rid, " word", [1234], stats) for rid in self.rids]))
 
 
-async def open_readers(application: Application, path: str, streams: int) -> list[socket.socket]:
-    listener = socket.create_server(("127.0.0.1", 0), backlog=streams)
-    serving = asyncio.create_task(application.server.serve(sockets=[listener]))
+async def open_readers(
+    application: Application, address: tuple[str, int], path: str, streams: int
+) -> list[socket.socket]:
     body = msgspec.json.encode({**request_body(path, 4000), "stream": True})
     head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
     readers = []
     for _ in range(streams):
-        reader = socket.create_connection(listener.getsockname())
+        reader = socket.create_connection(address)
         reader.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
         reader.setblocking(False)
         readers.append(reader)
     while len(application.rids) < streams:
-        assert not serving.done()
         await asyncio.sleep(0.01)
     return readers
 
@@ -99,7 +98,9 @@ async def open_readers(application: Application, path: str, streams: int) -> lis
 async def measure(path: str, streams: int, rounds: int, profile: cProfile.Profile | None) -> list[float]:
     """Microseconds a chunk of each round, the first ones left out."""
     application = Application()
-    readers = await open_readers(application, path, streams)
+    listener = socket.create_server(("127.0.0.1", 0), backlog=streams)
+    serving = asyncio.create_task(application.server.serve(sockets=[listener]))
+    readers = await open_readers(application, listener.getsockname(), path, streams)
     took = []
     for number in range(rounds + _SKIPPED):
         message = application.message(number)
@@ -115,6 +116,10 @@ async def measure(path: str, streams: int, rounds: int, profile: cProfile.Profil
         got = [reader.recv(1 << 20) for reader in readers]
         if number and any(data.count(b"data: ") != 1 for data in got):
             raise RuntimeError(f"not one event for each stream: {got[0]!r}")
+    for reader in readers:
+        reader.close()
+    application.server.should_exit = True
+    await serving
     return took[_SKIPPED:]
 
 

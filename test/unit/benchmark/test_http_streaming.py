@@ -86,4 +86,5 @@ def test_a_chunk_is_timed_for_each_endpoint(path: str) -> None:
     done = subprocess.run(script, capture_output=True, text=True, timeout=60, check=True)
     found = re.fullmatch(r"(\S+), 3 streams, us a chunk: median (\S+), .* at most (\S+)\n", done.stdout)
     assert found is not None and found[1] == path, done.stdout
+    assert done.stderr == ""
     assert 0 < float(found[3]) <= float(found[2]) < 1e6
