@@ -141,7 +141,7 @@ class GrammarReference:
     def _step(self, plan: StepPlan, request: DrivenRequest, mask: Masks) -> None:
         plan = replace(plan, masked=True)
         pending = self.executor.launch(plan)
-        self.executor.supply(StepMidInput(plan.step_id, (0,), 1, mask.tobytes()))
+        self.executor.supply(StepMidInput(plan.step_id, (0,), 1, memoryview(mask.tobytes())))
         request.output += pending.wait().tokens[0]
 
     def _constrained(self, message: GenerateRequest, output: Sequence[int]) -> list[int] | None:

@@ -41,6 +41,15 @@ def allowed(mask: Masks) -> set[int]:
     return set(np.nonzero(bits)[0].tolist())
 
 
+def masks_of(
+    constraint: Constraint, num_outputs: int, tokens: list[int], parents: list[int] | None, max_depth: int
+) -> Masks:
+    """[N, words], over what was there before."""
+    masks = np.full((len(tokens), 8), 5, np.int32)
+    constraint.write_masks(masks, num_outputs, tokens, parents, max_depth)
+    return masks
+
+
 def mask_of(matcher: Matcher) -> set[int]:
     masks = np.zeros((1, 8), np.int32)
     matcher.fill(masks, 0)
@@ -76,7 +85,7 @@ def test_masks_of_a_tree_are_those_of_each_path_alone(
     likely = sorted(mask_of(_after(grammar, text))) or [7]
     tokens = [0, *(data.draw(st.sampled_from(likely) | st.integers(0, 255)) for _ in parents[1:])]
     for _ in range(2):  # walking leaves no trace
-        masks = constraint.masks(len(text), tokens, parents, max_depth=9)
+        masks = masks_of(constraint, len(text), tokens, parents, 9)
         paths: list[list[int] | None] = [text]
         for node in range(1, num_nodes):
             before = paths[parents[node]]
@@ -110,7 +119,7 @@ def test_reasoning_that_ends_inside_the_drafts(begin_id: int | None) -> None:
     end = ReasoningEnd("</t>", begin_id)
     drafts = b"\x00" + (b"<" if begin_id else b"hm") + b"</t>12x"
     constraint = Constraint(grammar.matcher(), byte_vocabulary(), reasoning_end=end)
-    masks = constraint.masks(0, list(drafts), None, max_depth=99)
+    masks = masks_of(constraint, 0, list(drafts), None, 99)
     digits = set(b"0123456789")
     first = digits | {begin_id} if begin_id else set(range(256))
     wanted = [first, *[set(range(256))] * (len(drafts) - 5), digits, digits, digits, set(range(256))]
@@ -341,12 +350,12 @@ def test_rules_along_a_tree_are_those_of_each_path(
     parents = [-1, *(data.draw(st.integers(0, node - 1)) for node in range(1, num_nodes))]
     tokens = [0, *(data.draw(some) for _ in parents[1:])]
     for _ in range(2):
-        masks = walked.masks(len(text), tokens, parents, max_depth=9)
+        masks = masks_of(walked, len(text), tokens, parents, 9)
         paths = [text]
         for node in range(1, num_nodes):
             paths.append([*paths[parents[node]], tokens[node]])
         for path, mask in zip(paths, masks, strict=True):
-            assert allowed(mask) == allowed(fresh(path).masks(len(path), [0], None, 0)[0])
+            assert allowed(mask) == allowed(masks_of(fresh(path), len(path), [0], None, 0)[0])
     thought = text if begin_id is None else text[1:] if text[:1] == [begin_id] else None
     over = bool(text) if thought is None else b"<>" in bytes(thought)
     assert walked.is_over(len(text)) == (over and not words)

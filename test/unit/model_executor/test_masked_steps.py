@@ -49,7 +49,7 @@ def masks_of(plan: StepPlan, rows: dict[int, DrivenRequest], drafts: StepDrafts 
             paths.append([*paths[node - 1 if parents is None else parents[node]], tokens[node]])
         nodes.append([allowed_after(path) for path in paths])
     bits = np.packbits(np.array(nodes), axis=-1, bitorder="little").view(np.int32)
-    return StepMidInput(plan.step_id, tuple(rows), len(nodes[0]), bits.tobytes())
+    return StepMidInput(plan.step_id, tuple(rows), len(nodes[0]), memoryview(bits.tobytes()))
 
 
 def with_split_graphs(executor: InProcessExecutor, shape: tuple[int, int, int] | None) -> InProcessExecutor:

@@ -130,7 +130,7 @@ def test_masked_steps_among_others() -> None:
         if masked.draft_len:
             assert pending.drafts() == StepDrafts(masked.step_id, ((3,), (4,)))
         masks = bytes([7, 8]) if step_id < 5 else bytes(6_000_000)
-        inner.supply(StepMidInput(masked.step_id, (0, 1), 1, masks))
+        inner.supply(StepMidInput(masked.step_id, (0, 1), 1, memoryview(masks)))
         assert pending.wait().tokens == tuple((token,) for token in masks[:100])
     pending = inner.launch(replace(plan_of(99, (1,)), masked=True))
     inner.shutdown()  # and the masks never come
@@ -252,7 +252,7 @@ def test_plans_arrive_as_they_were(
 def test_what_a_masked_step_waits_for_arrives_as_it_was(
     rows: tuple[int, ...], num_nodes: int, masks: bytes, tokens: tuple[tuple[int, ...], ...], is_tree: bool
 ) -> None:
-    supplied = StepMidInput(3, rows, num_nodes, masks)
+    supplied = StepMidInput(3, rows, num_nodes, memoryview(masks))
     assert decode_masks(encode(supplied)) == supplied
     drafts = StepDrafts(3, tokens, tokens if is_tree else None)
     assert decode_drafts(encode(drafts)) == drafts

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import Enum
 
-import numpy as np
-
 from sglang.srt.constrained.grammar import ANYTHING, Masks, Matcher, allow
 from sglang.srt.constrained.rules import NoGrammar, TokenRule
 from sglang.srt.constrained.vocabulary import Vocabulary
@@ -73,7 +71,6 @@ class Constraint:
         self._min_new_tokens = min_new_tokens if suppressed_ids else 0
         self._unsuppressed = vocabulary.mask_without(suppressed_ids)  # [words]
         self._reasoning = None if reasoning_end is None else Reasoning(reasoning_end, vocabulary)
-        self._num_words = vocabulary.num_words
         # Of each token accepted and not committed: the reasoning's state before, whether the matcher took it.
         self._history: list[tuple[tuple[Phase, bytes] | None, bool]] = []
 
@@ -95,21 +92,25 @@ class Constraint:
             rule.settle()
         return taken
 
-    def masks(
-        self, num_outputs: int, tokens: Sequence[int], parents: Sequence[int] | None, max_depth: int
-    ) -> Masks:
-        """[N, words] of the nodes ``tokens``, the first of which is the last token committed.
+    def write_masks(
+        self,
+        out: Masks,
+        num_outputs: int,
+        tokens: Sequence[int],
+        parents: Sequence[int] | None,
+        max_depth: int,
+    ) -> None:
+        """Of the nodes ``tokens``, the first of which is the last token committed.
 
         ``parents``: of a tree, parents first; None: a chain. Nodes that can't be accepted (the grammar
         forbids them, or they are deeper than ``max_depth``) have masks that allow everything: nothing depends
         on them.
         """
-        masks = np.full((len(tokens), self._num_words), ANYTHING, np.int32)
+        out.fill(ANYTHING)
         children: list[list[int]] = [[] for _ in tokens]
         for node in range(1, len(tokens)):
             children[node - 1 if parents is None else parents[node]].append(node)
-        self._walk(masks, 0, num_outputs, tokens, children, max_depth)
-        return masks
+        self._walk(out, 0, num_outputs, tokens, children, max_depth)
 
     def _walk(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from sglang.srt.constrained.compiling import Compilation, GrammarCompiler
 from sglang.srt.constrained.constraint import Constraint
-from sglang.srt.constrained.grammar import GrammarSpec, Matcher
+from sglang.srt.constrained.grammar import GrammarSpec, Masks, Matcher
 from sglang.srt.constrained.rules import NoGrammar, make_rules
 from sglang.srt.constrained.vocabulary import Vocabulary, blank_vocabulary
 from sglang.srt.managers.finish import BAD_REQUEST, INTERNAL_ERROR, Finisher, abort_reason
@@ -53,6 +54,8 @@ class Grammars:
         self._decode = decode
         self._blank = blank_vocabulary(vocab_size)
         self._held: list[_Held] = []
+        # A step's masks. One is on its way at most: the next step's wait until it has been committed.
+        self._words: Masks = np.empty(0, np.int32)
 
     @property
     def has_backend(self) -> bool:
@@ -122,9 +125,12 @@ class Grammars:
         """
         plan = step.plan
         first_chunk = len(plan.decode_slots)
-        rows, parts, num_nodes = [], [], 1
+        requests = (*step.decode_requests, *step.prefill_requests)
+        num_nodes = 1 if drafts is None or not drafts.tokens else len(drafts.tokens[0])
+        out = self._room(len(requests), num_nodes)
+        rows: list[int] = []
         edits: list[RowEdit] = []
-        for row, request in enumerate((*step.decode_requests, *step.prefill_requests)):
+        for row, request in enumerate(requests):
             constraint = request.constraint
             if not request.waits_for_host or request.finish is not None:
                 continue
@@ -135,20 +141,26 @@ class Grammars:
             if drafts is not None:
                 tokens = drafts.tokens[row]
                 parents = None if drafts.parents is None else drafts.parents[row]
-            num_nodes = len(tokens)
             if request.processor is not None:
                 edits.append(_edit(row, request, tokens, parents))
             if constraint is None:
                 continue
             most = request.max_accepted(plan.draft_len)
             try:
-                parts.append(constraint.masks(request.num_outputs, tokens, parents, most))
+                constraint.write_masks(out[len(rows)], request.num_outputs, tokens, parents, most)
             except Exception:
                 self._finisher.finish(request, _broken(request))
                 continue
             rows.append(row)
-        masks = np.stack(parts).tobytes() if parts else b""
+        masks = out[: len(rows)].data.cast("B") if rows else memoryview(b"")
         return StepMidInput(plan.step_id, tuple(rows), num_nodes, masks, tuple(edits))
+
+    def _room(self, num_rows: int, num_nodes: int) -> Masks:
+        """[rows, nodes, words], in the same memory every time: new memory costs more than what is written."""
+        size = (num_rows, num_nodes, self._blank.num_words)
+        if self._words.size < math.prod(size):
+            self._words = np.empty(math.prod(size), np.int32)
+        return self._words[: math.prod(size)].reshape(size)
 
 
 def _edit(row: int, request: Request, tokens: Sequence[int], parents: Sequence[int] | None) -> RowEdit:

@@ -182,13 +182,14 @@ class StepMidInput:
     """What the choices of a masked step wait for: the ids that some of its rows may choose.
 
     ``masks`` are int32 words in native order, [len(rows), num_nodes, words]: bit ``t % 32`` of word
-    ``t // 32`` allows id ``t``. Rows that are not named may choose anything.
+    ``t // 32`` allows id ``t``. Rows that are not named may choose anything. The memory holds them until
+    the step is done.
     """
 
     step_id: int
     rows: tuple[int, ...] = ()  # as in the result, ascending
     num_nodes: int = 1
-    masks: bytes = b""
+    masks: memoryview = memoryview(b"")
     edits: tuple[RowEdit, ...] = ()
 
 
