@@ -45,7 +45,7 @@ from benchmark.h200.step_times import TINY, Filled, Sizes, decode_cases
 from sglang.bench_one_batch import random_prompts
 from sglang.bench_one_batch_cases import OneBatch, places_needed
 from sglang.srt.configs.model_config import ModelConfig
-from sglang.srt.distributed.link_report import check_links
+from sglang.srt.distributed.link_report import check_flashinfer, check_links
 from sglang.srt.managers.executor_settings import executor_args
 from sglang.srt.managers.executor_start import start_executor
 from sglang.srt.model_executor.executor import Executor
@@ -131,7 +131,15 @@ def run_links(setting: Setting) -> bool:
     report = check_links(setting.ranks, pushes=True)
     values = {name: getattr(report, name) for name in report.__struct_fields__}
     setting.out.add("links", ranks=setting.ranks, **values)
-    return report.copies and report.pushes
+    right = report.copies and report.pushes
+    if right and "flashinfer" in setting.ways:
+        tried = check_flashinfer(setting.ranks)
+        setting.out.add(
+            "flashinfer", ranks=setting.ranks, right=tried.flashinfer, why=tried.why, built_s=tried.built_s,
+            seconds=tried.seconds,
+        )  # fmt: skip
+        right = tried.flashinfer
+    return right
 
 
 def run_sums(setting: Setting) -> bool:
