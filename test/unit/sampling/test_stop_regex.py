@@ -141,20 +141,33 @@ def test_slow_searches_may_come_now_and_then_but_not_at_each_token(monkeypatch: 
         token_that_takes(0.1)
 
 
-@settings(max_examples=100)
-@given(st.lists(st.integers(0, 255) | st.sampled_from(list("é日😀".encode())), max_size=30))
-def test_a_tail_grows_by_its_last_ids(ids: list[int]) -> None:
-    """Of any bytes: as a whole decode has them, and never more than a few are decoded."""
+def check_tail(pieces: list[bytes]) -> None:
+    """It is as a whole decode has it, and never are more than a few ids decoded."""
     tail, decoded = stop_regex.ReplyTail(), []
 
     def decode(some: list[int]) -> str:
         decoded.append(len(some))
-        return as_text(some)
+        return b"".join(pieces[number] for number in some).decode(errors="replace")
 
-    for count in range(1, len(ids) + 1):
-        tail.push(ids[count - 1], decode)
-        assert tail.text.rstrip("\ufffd") == as_text(ids[:count]).rstrip("\ufffd")
-    assert max(decoded, default=0) <= 2 * stop_regex._CONTEXT + 1
+    for count in range(1, len(pieces) + 1):
+        tail.push(count - 1, decode)
+        whole = b"".join(pieces[:count]).decode(errors="replace")
+        assert tail.text.rstrip("\ufffd") == whole.rstrip("\ufffd")
+    assert max(decoded, default=0) <= stop_regex._CONTEXT + stop_regex._MOST_OPEN + 1
+
+
+@settings(max_examples=100)
+@given(st.lists(st.integers(0, 255) | st.sampled_from(list("é日😀".encode())), max_size=50))
+def test_a_tail_grows_by_its_last_ids(ids: list[int]) -> None:
+    check_tail([bytes([number]) for number in ids])
+
+
+@settings(max_examples=100)
+@given(st.text(st.sampled_from("aé日😀"), max_size=12), st.sets(st.integers(1, 47)))
+def test_ids_may_end_inside_characters_one_after_the_other(text: str, cuts: set[int]) -> None:
+    data = text.encode()
+    cuts |= {at for at in range(8, len(data), 8)}  # so that there are never more than allowed
+    check_tail([data[a:b] for a, b in pairwise([0, *sorted(c for c in cuts if c < len(data)), len(data)])])
 
 
 def test_a_tail_has_the_last_ids_alone() -> None:

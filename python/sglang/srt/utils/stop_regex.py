@@ -27,6 +27,8 @@ TIME_A_TOKEN_S: Final = 0.01
 # So many ids, of at least a byte each, hold a character; and so many stand before those that are decoded,
 # where a character may begin or a blank be dropped.
 _CONTEXT: Final = 4
+# Ids that may each end inside a character, one after the other; of more the bytes are taken for none.
+_MOST_OPEN: Final = 16
 _INCOMPLETE: Final = "\ufffd"  # stands for the bytes of a character that is not complete yet
 _LOOKS_AROUND: Final = re.compile(r"\\[bBZAmMGK]|\$|\(\?(?!:)")
 
@@ -123,7 +125,7 @@ class ReplyTail:
     def push(self, token: int, decode: Callable[[list[int]], str]) -> int:
         """How many characters it has lost on the left."""
         self._open.append(token)
-        if len(self._open) > _CONTEXT:  # the first of them begin no character that is still to come
+        if len(self._open) > _MOST_OPEN:
             self._settle(len(self._open) - _CONTEXT + 1, decode)
         self.text_before = self.text
         whole = self._opened(len(self._open), decode)
