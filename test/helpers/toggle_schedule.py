@@ -34,9 +34,11 @@ from sglang.srt.model_executor.step_plan import (
     ExecutorInfo,
     GraphSet,
     StepCost,
+    StepDrafts,
     StepKind,
     StepMidInput,
     StepPlan,
+    StepResult,
 )
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.speculative.auto import AutoInput
@@ -188,6 +190,23 @@ def ragged_sets(info: ExecutorInfo) -> tuple[GraphSet, ...]:
     return (GraphSet(0, (info.num_slots,), 0.0, 0), *sets)
 
 
+@dataclass(frozen=True, slots=True)
+class _WithMasks:
+    """A step whose masks must be as they were supplied until it is done: whoever makes them uses the memory
+    again."""
+
+    pending: PendingStep
+    supplied: list[tuple[memoryview, bytes]]
+
+    def drafts(self) -> StepDrafts:
+        return self.pending.drafts()
+
+    def wait(self) -> StepResult:
+        result = self.pending.wait()
+        assert all(masks == copy for masks, copy in self.supplied), "the memory was written too early"
+        return result
+
+
 class SmallerExecutor:
     """The same executor with fewer pages to give away, so that they run out."""
 
@@ -209,9 +228,11 @@ class SmallerExecutor:
             self._steps["spec" if plan.draft_len else "plain"] += 1
             self._steps["ragged"] += bool(plan.row_drafts)
             assert not (plan.masked and plan.row_drafts), "the host has a say after every draft"
-        return self._executor.launch(plan)
+        self._last = _WithMasks(self._executor.launch(plan), [])
+        return self._last
 
     def supply(self, masks: StepMidInput) -> None:
+        self._last.supplied.append((masks.masks, bytes(masks.masks)))
         self._executor.supply(masks)
 
     def shutdown(self) -> None:
