@@ -184,6 +184,7 @@ def test_borders_rise_and_are_above_0(middle: float, base: float, count: int) ->
         ('--tokenizer-metrics-allowed-custom-labels a --extra-metric-labels {"a":"1"}', "twice"),
         (f"--tokenizer-metrics-allowed-custom-labels {' '.join('abcdefghi')}", "at most 8"),
         ("--tokenizer-metrics-custom-labels-header a:b", "can't be a header's name"),
+        ("--tokenizer-metrics-custom-labels-header x-mine", "needs --tokenizer-metrics-allowed-custom-l"),
     ],
 )
 def test_flags_of_metrics_that_can_not_be(line: str, words: str) -> None:

@@ -21,6 +21,7 @@ _TAKEN: Final = frozenset(
         "le", "phase",
     }
 )  # fmt: skip
+CUSTOM_LABELS_HEADER: Final = "x-custom-labels"
 _MOST_CUSTOM_LABELS: Final = 8
 _HEADER: Final = re.compile(r"[a-zA-Z0-9!#$%&'*+.^_`|~-]+")
 
@@ -93,13 +94,16 @@ def check_custom_labels(names: Sequence[str] | None, header: str, others: Collec
     """``others``: labels that all requests have.
 
     Raises:
-        ServerArgsError: a name is taken or can't be one, there are too many, or there is no such header.
+        ServerArgsError: a name is taken or can't be one, there are too many, or the header can't be one, or
+            has no use.
     """
     flag = "--tokenizer-metrics-allowed-custom-labels"
     if not _HEADER.fullmatch(header):
         raise ServerArgsError(
             f"--tokenizer-metrics-custom-labels-header: {header!r} can't be a header's name"
         )
+    if names is None and header != CUSTOM_LABELS_HEADER:
+        raise ServerArgsError(f"--tokenizer-metrics-custom-labels-header needs {flag}")
     if names is None:
         return
     for name in names:

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from sglang.srt.configs.metrics_args import check_borders, check_custom_labels, parse_labels, token_borders
+from sglang.srt.configs.metrics_args import (
+    CUSTOM_LABELS_HEADER,
+    check_borders,
+    check_custom_labels,
+    parse_labels,
+    token_borders,
+)
 from sglang.srt.utils.flags import ServerArgsError, flag, option_name
 
 LOG_LEVELS: Final = ("debug", "info", "warning", "error", "critical")
@@ -110,7 +116,7 @@ class OperationsArgs:
         many=True,
     )
     tokenizer_metrics_custom_labels_header: str = flag(
-        "x-custom-labels",
+        CUSTOM_LABELS_HEADER,
         str,
         "observability",
         'header that has them, as JSON: {"team": "a"}; other names in it are passed over',
