@@ -134,7 +134,7 @@ def test_slow_searches_may_come_now_and_then_but_not_at_each_token(monkeypatch: 
         patience.next_token()
         patience.spend(search)
 
-    for seconds, tokens in ((0.009, 1000), (0.15, 1), (0.001, 30), (0.15, 1)):  # all of these are borne
+    for seconds, tokens in ((0.0009, 1000), (0.15, 1), (0.0001, 200), (0.15, 1)):  # all of these are borne
         for _ in range(tokens):
             token_that_takes(seconds)
     with pytest.raises(stop_regex.StopRegexTooSlow):
