@@ -20,9 +20,7 @@ from sglang.srt.speculative.toggle import Decision, Reason
 
 PROBE_FRACTION: Final = 0.003  # of the time of steps that are no probes
 MOST_CREDIT_STEPS: Final = 16.0  # credit that is kept, in steps of the present length
-LOOK_EVERY: Final = (
-    8  # steps until a probe with draft lengths of the rows' own is looked for again: it takes time
-)
+LOOK_EVERY: Final = 8  # steps until a probe with lengths of the rows' own is looked for again: it takes time
 
 
 @dataclass(frozen=True, slots=True)
