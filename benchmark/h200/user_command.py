@@ -49,7 +49,7 @@ def start(root: Path, device: str, ranks: int) -> Server:
         f" --speculative-algorithm EAGLE3 --speculative-draft-model-path {drafter} --speculative-num-steps 2"
         " --speculative-eagle-topk 4 --speculative-num-draft-tokens 16 --mem-fraction-static 0.88"
         f" --speculative-disable-bs-threshold {THRESHOLD} --speculative-capture-max-bs 8"
-        " --grammar-backend none --context-length 2048"
+        " --grammar-backend none --context-length 2048 --dtype bfloat16"
     )
     return Server(*line.split(), "--device", device, "--max-total-tokens", "60000").wait_ready(START_S)
 

@@ -49,6 +49,10 @@ def _compiling_in(threads: ThreadPoolExecutor) -> AbstractContextManager[Any]:
     return mode
 
 
+class KernelSizeError(RuntimeError):
+    """A kernel of these sizes does not fit the GPU."""
+
+
 @dataclass(frozen=True, slots=True)
 class Launch:
     """``kernel[grid](*args, **constants)``."""
@@ -85,8 +89,20 @@ class Launch:
             self.by_triton()
 
     def by_triton(self) -> Any:
-        """Launch as Triton does it, compiling where that has not happened; returns what was compiled."""
-        return self.kernel[self.grid](*self.args, **self.constants, **self.options)
+        """Launch as Triton does it, compiling where that has not happened; returns what was compiled.
+
+        Raises:
+            KernelSizeError: a program needs more shared memory, or the like, than the GPU has.
+        """
+        from triton.runtime.errors import OutOfResources
+
+        try:
+            return self.kernel[self.grid](*self.args, **self.constants, **self.options)
+        except OutOfResources as error:
+            name = getattr(self.kernel, "__name__", "a kernel")
+            raise KernelSizeError(
+                f"{name} needs {error.required} of {error.name}, and this GPU has {error.limit}"
+            ) from error
 
 
 def next_power_of_2(n: int) -> int:

@@ -44,7 +44,7 @@ from sglang.srt.model_executor.measure_costs import (
     measure_costs,
     ragged_order,
 )
-from sglang.srt.model_executor.memory import CPU_CHUNK, OutOfMemoryError, available_bytes, default_chunk
+from sglang.srt.model_executor.memory import CPU_CHUNK, available_bytes, default_chunk
 from sglang.srt.model_executor.slot_state import SlotState
 from sglang.srt.model_executor.step import StepRunner
 from sglang.srt.model_executor.step_memory import StepSizes, step_bytes
@@ -110,23 +110,18 @@ def build_worker(args: ExecutorArgs, tp: TensorParallel) -> tuple[Worker, Execut
         # Only here: a CPU server needs nothing of sgl_kernel.
         from sglang.srt.managers.executor_build_attention import check_backend
         from sglang.srt.managers.executor_build_cuda import build_cuda, start_device
+        from sglang.srt.managers.executor_build_limits import limits_told
 
         device = start_device()
         check_backend(args)
         check_fp4(args)
         chunk = tp.least(default_chunk(torch.cuda.get_device_properties(device).total_memory))
-        try:
+        with limits_told():
             models = load_models(args, device, tp)
             use_fp4_inputs(args, models)
             worker, graphs = build_cuda(
                 args, models, _simulated(models), chunk, check_agreement=_checks_agreement()
             )
-        except torch.OutOfMemoryError as error:
-            raise OutOfMemoryError(
-                f"the GPU's memory is used up before the KV cache is made ({str(error).splitlines()[0]}). Use"
-                " smaller steps (--chunked-prefill-size, --cuda-graph-max-bs, --speculative-capture-max-bs)"
-                " or a smaller model"
-            ) from error
         return worker, _info(worker, models, chunk, graphs, _costs(args, worker, graphs, tp))
     check_fp4(args)
     models = load_models(args, torch.device(args.device), tp)
