@@ -10,6 +10,7 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -231,6 +232,29 @@ def test_norms_that_come_with_a_sum(
             assert len(counts[0]) == norms_a_step(last + 1) and len(set(counts[0].values())) == 1
         else:
             assert len(counts[0]) > last + 1
+    finally:
+        group.shutdown()
+        whole.shutdown()
+
+
+def test_a_norm_that_one_rank_alone_would_launch_comes_with_no_sum() -> None:
+    """One rank may hold a layer packed that another can't: all must ask for the same sums."""
+    args = arguments(target_folder("llama"), None, CHAIN, tp_size=2)
+    fusing: list[Fusing] = []
+
+    def wrap(inner: Collectives, rank: int) -> Fusing:
+        fusing.append(Fusing(inner))
+        return fusing[-1]
+
+    whole, group = build_executor(replace(args, tp_size=1)), RankGroup(args, wrap)
+    try:
+        models = [rank.worker._runner.model for rank in group.ranks]
+        models[1].layers[-1].qkv.norms_apart = lambda rows: False
+        with ThreadPoolExecutor(2) as threads:
+            list(threads.map(lambda model: model.agree_on_norms(), models))
+        assert generate(group, 5, 0) == generate(whole, 5, 0)
+        counts = [Counter(map(id, of_rank.normed)) for of_rank in fusing]
+        assert len(counts[0]) == len(counts[1]) == 2 * len(models[0].layers) - 2
     finally:
         group.shutdown()
         whole.shutdown()

@@ -102,6 +102,7 @@ def build_cuda(
     wiring = _Wiring(args, models, config, simulated)
     _wake_library(models)
     choices = _use_kernels(models, args.kernel_choices_file)
+    models.target.agree_on_norms()
     tokens = prefill_tokens(args.chunked_prefill_size or chunk, args.max_prefill_tokens, config.context_len)
     memory = _measure(wiring, sizes, choices, tokens, tp)
     if args.kernel_choices_file is not None and tp.rank == 0:  # the others' are for the same products

@@ -105,6 +105,7 @@ class DecoderModel(ABC):
         embedding = take_rows(source, "model.embed_tokens.weight", size, tp)
         self.embed = Embedding(embedding, tp.rows(size[0]), tp.summing)
         self.layers = list(self.make_layers(config, source))
+        self._normed_apart: frozenset[int] = frozenset()  # layers whose first norm no sum makes
         self.norm = RMSNorm(source.take("model.norm.weight", size[1:]), config.rms_norm_eps)
         tied = config.tie_word_embeddings
         # Tied: the lookup needs whole rows, the product a packed matrix, so a CPU holds both.
@@ -145,10 +146,27 @@ class DecoderModel(ABC):
         stream = Stream(hidden)
         for layer, following in zip(self.layers, (*self.layers[1:], None), strict=True):
             self._capture(aux, aux_layers, layer.index, stream.x)
-            then = None if following is None else following.first_norm(len(hidden))
+            then = None
+            if following is not None and following.index not in self._normed_apart:
+                then = following.first_norm(len(hidden))
             stream = layer(stream, of_tokens, attn, then)
         self._capture(aux, aux_layers, len(self.layers), stream.x)
         return stream.x, None if aux is None else aux.flatten(1)
+
+    def agree_on_norms(self) -> None:
+        """Ask no sum for a norm that some ranks alone would launch by themselves, or all would wait for ever.
+        A block of a checkpoint may be whole in the last rank's part of a layer and cut in the others'. Every
+        rank calls it, when layers know their products. MLPs are split between blocks.
+        """
+        if self.tp.size == 1:
+            return
+        group = self.tp.collectives
+        asked = [layer.first_norm(1) is not None for layer in self.layers]
+        of_ranks = group.all_gather(torch.tensor(asked, dtype=torch.int32, device=group.device))  # [ranks, L]
+        differs = (of_ranks != of_ranks[0]).any(0).tolist()
+        self._normed_apart = frozenset(
+            layer.index for layer, differ in zip(self.layers, differs, strict=True) if differ
+        )
 
     def _capture(
         self, aux: torch.Tensor | None, aux_layers: tuple[int, ...], index: int, hidden: torch.Tensor
