@@ -270,9 +270,10 @@ async def _serve_by_workers(runtime: ServerRuntime, listener: socket.socket, lau
     ready = asyncio.create_task(workers.wait_ready(runtime.failed))
     ending = {asyncio.create_task(event.wait()) for event in (stopping, runtime.failed)}
     await asyncio.wait({ready, *ending}, return_when=asyncio.FIRST_COMPLETED)
-    if ready.done() and ready.result():
+    if is_serving := ready.done() and ready.result():
         _announce(args, holder)
         await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED)
+    if is_serving or stopping.is_set():  # one may answer already while others still start
         await workers.wait_gone(args.drain_timeout)
     for task in (ready, *ending):
         task.cancel()

@@ -104,9 +104,10 @@ class HttpWorkers:
             sender.send(StopWorker(at_once))
 
     async def wait_gone(self, drain_s: float) -> None:
-        """``drain_s``: so long may requests still run."""
+        """Those that answer requests have ended. ``drain_s``: so long may requests still run."""
         deadline = time.monotonic() + drain_s + _ANSWER_S
-        while time.monotonic() < deadline and any(child.exit_code() is None for child in self.children):
+        answering = [child for child in self.children if child.name in self._ready]
+        while time.monotonic() < deadline and any(child.exit_code() is None for child in answering):
             await asyncio.sleep(_POLL_S)
 
     def close(self) -> None:
