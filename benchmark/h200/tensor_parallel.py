@@ -42,6 +42,7 @@ from benchmark.h200.shapes import (
     write_shapes,
 )
 from benchmark.h200.step_times import TINY, Filled, Sizes, decode_cases
+from sgl_kernel.communication.flashinfer import load_kernels
 from sglang.bench_one_batch import random_prompts
 from sglang.bench_one_batch_cases import OneBatch, places_needed
 from sglang.srt.configs.model_config import ModelConfig
@@ -135,7 +136,7 @@ def run_links(setting: Setting) -> bool:
     if right and "flashinfer" in setting.ways:
         tried = check_flashinfer(setting.ranks)
         setting.out.add(
-            "flashinfer", ranks=setting.ranks, right=tried.flashinfer, why=tried.why, built_s=tried.built_s,
+            "flashinfer", ranks=setting.ranks, right=tried.flashinfer, why=tried.why,
             seconds=tried.seconds,
         )  # fmt: skip
         right = tried.flashinfer
@@ -297,6 +298,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )  # fmt: skip
     args = parser.parse_args(argv)
     out, failed = Records(args.out, device_name(args.device)), []
+    if "flashinfer" in args.ways and args.device == "cuda":
+        load_kernels(build=True)  # a server takes them only where they are compiled
     with tempfile.TemporaryDirectory(prefix="tensor_parallel_") as root:
         setting = Setting(
             Path(root), args.device, args.tiny, args.ranks, args.passes, tuple(args.ways), args.experts, out

@@ -131,6 +131,28 @@ def test_why_it_is_not_for_a_model() -> None:
     assert why_not(2, 8 * 1031, BF16) == "its kernels are not for rows of 8248"
 
 
+class Spec:
+    """FlashInfer's of a module that is not in its cache."""
+
+    is_compiled = False
+
+    def gen_trtllm_comm_module(self) -> Spec:
+        return self
+
+    def build_and_load(self) -> str:
+        return "kernels"
+
+
+def test_kernels_that_are_not_there_are_compiled_only_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "find_flashinfer", lambda: None)
+    monkeypatch.setattr(module.importlib, "import_module", lambda name: Spec())
+    with pytest.raises(FlashInferError, match=r"not in FlashInfer's cache; .*load_kernels\(build=True\)"):
+        load_kernels()
+    assert load_kernels(build=True) == "kernels"
+    monkeypatch.setattr(Spec, "is_compiled", True)
+    assert load_kernels() == "kernels"
+
+
 def test_a_package_that_is_missing_or_can_not_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> None:
         raise FlashInferError("FlashInfer can't be imported")

@@ -112,7 +112,7 @@ class OperationsArgs:
         str,
         "observability",
         "names of labels of the requests' metrics whose values requests may bring: in the header below, or as"
-        ' custom_labels of /generate. Beyond 100 combinations of values, further ones count as "other"',
+        ' custom_labels of /generate. Beyond 30 combinations of values, further ones count as "other"',
         many=True,
     )
     tokenizer_metrics_custom_labels_header: str = flag(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +15,7 @@ from typing import Any, Final
 import msgspec
 import torch
 
-from sglang.srt.distributed.link_report import BUILDING, LinkCheckConfig, LinkReport, write_report
+from sglang.srt.distributed.link_report import LinkCheckConfig, LinkReport, write_report
 from sglang.srt.utils.child_process import read_config
 
 _COPIED: Final = 1 << 21  # int32: 8 MiB
@@ -163,18 +162,14 @@ def look_at_flashinfer(config: LinkCheckConfig) -> LinkReport:
     from sgl_kernel.attention.prefill.flashinfer import FlashInferError
     from sgl_kernel.communication.flashinfer import load_kernels, why_not
 
-    file, began = Path(config.file), time.monotonic()
-    report = LinkReport(gpus=config.size, copies=True, pushes=True, doing=BUILDING)
+    report = LinkReport(gpus=config.size, copies=True, pushes=True, doing="sums by FlashInfer's kernels")
     if why := why_not(config.size, _WIDTH, torch.bfloat16):
         return msgspec.structs.replace(report, why=why)
-    write_report(file, report)
+    write_report(Path(config.file), report)
     try:
         kernels = load_kernels()
     except FlashInferError as error:
         return msgspec.structs.replace(report, why=str(error))
-    built_s = time.monotonic() - began
-    report = msgspec.structs.replace(report, built_s=built_s, doing="sums by FlashInfer's kernels")
-    write_report(file, report)
     devices = [torch.device("cuda", index) for index in range(config.size)]
     why, _ = copy_all(devices)  # by which this process may reach each GPU's memory from every other one
     why = why or sum_by_flashinfer(kernels, devices)

@@ -17,9 +17,6 @@ from sglang.srt.utils.child_process import start_child, stop_children
 
 MODULE: Final = "sglang.srt.distributed.link_check"
 LIMIT_S: Final = 90.0
-BUILD_LIMIT_S: Final = 1800.0
-"""For FlashInfer's kernels to be compiled, which happens once on a host and counts apart from the look."""
-BUILDING: Final = "compiling FlashInfer's kernels"
 _LOOK_S: Final = 0.05
 
 
@@ -34,7 +31,6 @@ class LinkReport(msgspec.Struct, frozen=True):
     why: str = ""
     doing: str = "starting"
     slowest_gbs: float = 0.0  # of the copies
-    built_s: float = 0.0  # what compiling took
     seconds: float = 0.0
 
 
@@ -51,7 +47,7 @@ def check_links(size: int, *, pushes: bool, limit_s: float = LIMIT_S, module: st
 
 
 def check_flashinfer(size: int, *, limit_s: float = LIMIT_S, module: str = MODULE) -> LinkReport:
-    """Sums over them by FlashInfer's kernels, which are compiled first; links that ``check_links`` has found
+    """Sums over them by FlashInfer's kernels, where they are compiled; links that ``check_links`` has found
     to be good. A process of its own again: whatever these kernels do leaves that report as it is."""
     return _look(size, True, True, limit_s, module)
 
@@ -62,16 +58,13 @@ def _look(size: int, pushes: bool, flashinfer: bool, limit_s: float, module: str
         file = Path(folder) / "report"
         config = msgspec.msgpack.encode(LinkCheckConfig(size, pushes, flashinfer, str(file)))
         child = start_child("GPU link check", module, config, kill_with_parent=True)
-        limit = limit_s
-        while (code := child.exit_code()) is None and time.monotonic() - began < limit:
+        while (code := child.exit_code()) is None and time.monotonic() - began < limit_s:
             time.sleep(_LOOK_S)
-            report = read_report(file)
-            limit = limit_s + (BUILD_LIMIT_S if report.doing == BUILDING else report.built_s)
         stop_children([child], grace_s=0.0)
         report = read_report(file)
     seconds = time.monotonic() - began
     if not report.why and code != 0:
-        ended = f"had not ended after {limit:.0f} s" if code is None else f"ended with {code}"
+        ended = f"had not ended after {limit_s:.0f} s" if code is None else f"ended with {code}"
         report = msgspec.structs.replace(report, why=f"the check {ended} ({report.doing})")
     return msgspec.structs.replace(report, seconds=seconds)
 

@@ -29,6 +29,6 @@ def limits_told() -> Iterator[None]:
         ) from error
     except KernelSizeError as error:
         raise ExecutorArgsError(
-            f"{error}. Latent attention and wide heads are too large for it in float32: use --dtype"
+            f"{error}. In float32 latent attention and wide heads are too large for it: use --dtype"
             " bfloat16, or --device cpu"
         ) from error

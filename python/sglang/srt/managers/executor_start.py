@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from sglang.srt.configs.executor_args import ExecutorArgs
-from sglang.srt.distributed.link_report import BUILD_LIMIT_S, check_flashinfer, check_links
+from sglang.srt.distributed.link_report import check_flashinfer, check_links
 from sglang.srt.model_executor.executor import Executor
 from sglang.srt.model_executor.multi_process_executor import MultiProcessExecutor, WorkerError
 from sglang.srt.utils.child_process import Child, start_child
@@ -105,17 +105,9 @@ def by_links(args: ExecutorArgs, environ: Mapping[str, str]) -> tuple[ExecutorAr
 
 def with_flashinfer(args: ExecutorArgs) -> ExecutorArgs:
     """With FlashInfer's sums where they can be had; a line in the log says why they can't."""
-    logger.info(
-        "FlashInfer's sums over the GPUs are tried; where its kernels are not in its cache (the package"
-        " flashinfer-jit-cache has them) they are compiled, which takes some minutes, %d at most",
-        BUILD_LIMIT_S // 60,
-    )
     report = check_flashinfer(args.tp_size)
     if report.flashinfer:
-        logger.info(
-            "FlashInfer's sums over the GPUs: tried in %.1f s, after %.1f s to compile or load them",
-            report.seconds - report.built_s, report.built_s,
-        )  # fmt: skip
+        logger.info("FlashInfer's sums over the GPUs: tried in %.1f s", report.seconds)
         return replace(args, flashinfer_sums=True)
     logger.warning(
         "--enable-flashinfer-allreduce-fusion: FlashInfer's kernels are not used (%s); sums are added to the"

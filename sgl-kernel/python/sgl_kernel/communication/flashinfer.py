@@ -21,6 +21,14 @@ RANKS: Final = (2, 4, 8, 16)
 DTYPES: Final = (torch.bfloat16, torch.float16)
 """Of one workspace: what marks a place as empty is the same in both, and another thing in float32."""
 
+NOT_COMPILED: Final = (
+    "its kernels for sums are not in FlashInfer's cache; the package flashinfer-jit-cache brings them, or"
+    " compile them once, which takes minutes"
+)
+BUILD_COMMAND: Final = (
+    'python -c "from sgl_kernel.communication.flashinfer import load_kernels; load_kernels(build=True)"'
+)
+
 _SUM_RESIDUAL_NORM: Final = 1  # its number of the pattern
 _VECTOR: Final = 8  # elements of a row that one thread has
 _MAX_THREADS: Final = 1024
@@ -30,21 +38,25 @@ _ALIGNED: Final = 4096
 _EMPTY: Final = -0x8000  # minus zero as int16: nobody gives that, so it says that nothing has come
 
 
-def load_kernels() -> Any:
-    """FlashInfer's module, compiled if it is not in its cache, which takes minutes.
+def load_kernels(*, build: bool = False) -> Any:
+    """FlashInfer's module. ``build``: compiled if it is not in its cache, which takes minutes.
 
     Raises:
-        FlashInferError: the package or a compiler is missing.
+        FlashInferError: the package or a compiler is missing, or the module is not there and not to be built.
     """
     find_flashinfer()
     try:
-        return importlib.import_module("flashinfer.jit.comm").gen_trtllm_comm_module().build_and_load()
+        spec = importlib.import_module("flashinfer.jit.comm").gen_trtllm_comm_module()
+        is_there = build or spec.is_compiled
+        if is_there:
+            return spec.build_and_load()
     except Exception as error:  # an edge: another project's build, of which anything may fail
         reason = " ".join(str(error).split())[:300]
         raise FlashInferError(
             f"FlashInfer {FlashInferPrefill.version()} can't make its kernels for sums over GPUs (it needs"
             f" nvcc and CUDA_HOME): {reason}"
         ) from error
+    raise FlashInferError(f"{NOT_COMPILED}: {BUILD_COMMAND}")
 
 
 def why_not(size: int, width: int, dtype: torch.dtype) -> str:
