@@ -203,6 +203,7 @@ class Ipc:
 def opened(monkeypatch: pytest.MonkeyPatch, stream: StreamShape = STREAM, **how: Any) -> list[Any]:
     """``how``: the rank that can't load its kernels, or share its memory."""
     store = dist.HashStore()
+    groups: list[Any] = []
 
     def load() -> str:
         if Ipc.local.rank == how.get("no_kernels"):
@@ -211,7 +212,9 @@ def opened(monkeypatch: pytest.MonkeyPatch, stream: StreamShape = STREAM, **how:
 
     def start(rank: int) -> FlashInferSums | None:
         Ipc.local.rank = rank
-        return open_flashinfer(open_gloo(store, rank, 2), store, rank, 2, CPU, stream)
+        group = open_gloo(store, rank, 2)
+        groups.append(group)  # one that is dropped closes while the other still connects
+        return open_flashinfer(group, store, rank, 2, CPU, stream)
 
     monkeypatch.setattr(Ipc, "broken", how.get("no_memory"))
     monkeypatch.setattr(module, "CudaIpc", Ipc)
