@@ -67,7 +67,7 @@ class ChatDesk:
             started_ts=time.time(),
             startup_time_s=0.0,
         )
-        self._app = BodySends(build_app(context))  # as a server serves it
+        self.app = BodySends(build_app(context))  # as a server serves it
         self._answers: set[asyncio.Task[None]] = set()
 
     def _take(self, message: Any) -> None:
@@ -97,7 +97,7 @@ class ChatDesk:
 
     def client(self) -> httpx2.AsyncClient:
         """For the clients of OpenAI and Anthropic; used in a coroutine that ``run`` is given."""
-        transport = httpx2.ASGITransport(app=self._app)
+        transport = httpx2.ASGITransport(app=self.app)
         return httpx2.AsyncClient(transport=transport, base_url="http://desk", timeout=10)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:

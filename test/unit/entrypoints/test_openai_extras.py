@@ -120,3 +120,51 @@ def test_ids_of_a_completion(desk: ChatDesk) -> None:
         assert "".join(c["text"] for c in own) == choice["text"]
         assert desk.tokenizer.decode([i for c in own for i in c["token_ids"]]) == "".join(PIECES)
         assert ["prompt_token_ids" in c for c in own] == [True] + [False] * (len(own) - 1)
+
+
+@pytest.mark.parametrize(
+    "path, fields",
+    [
+        ("/v1/chat/completions", ["stream", "model", "parallel_tool_calls", "separate_reasoning"]),
+        ("/v1/chat/completions", ["continue_final_message"]),
+        ("/v1/completions", ["stream", "model", "echo"]),
+        ("/v1/responses", ["stream", "model"]),
+        ("/v1/messages", ["stream", "model"]),
+    ],
+)  # fmt: skip
+def test_null_is_a_field_that_is_not_there(desk: ChatDesk, path: str, fields: list[str]) -> None:
+    """As OpenAI's clients send what they were not given."""
+    prompts = {"/v1/completions": {"prompt": "Hello"}, "/v1/responses": {"input": "Hello"}}
+    body = prompts.get(path, {"messages": USER}) | {"max_tokens": 5}
+    if path == "/v1/responses":
+        body = {"input": "Hello", "max_output_tokens": 16}
+    answer = desk.post(path, body | dict.fromkeys(fields))
+    assert answer.status_code == 200, answer.text
+    required = {"/v1/completions": "prompt", "/v1/responses": "input"}.get(path, "messages")
+    assert desk.post(path, body | {required: None}).status_code == 400
+
+
+@pytest.mark.parametrize("path", ["/generate", "/v1/chat/completions", "/v1/messages", "/v1/responses"])
+def test_a_client_that_goes_in_the_middle_of_its_body_is_no_fault(desk: ChatDesk, path: str) -> None:
+    received = iter(
+        [{"type": "http.request", "body": b'{"te', "more_body": True}, {"type": "http.disconnect"}]
+    )
+    sent = []
+
+    async def go() -> None:
+        async def receive() -> Any:
+            return next(received)
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"1000")]
+        scope = {
+            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST",
+            "scheme": "http", "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "",
+            "headers": headers, "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 2),
+        }  # fmt: skip
+        await desk.app(scope, receive, send)
+
+    desk.run(go())
+    assert [message.get("status") for message in sent if message["type"] == "http.response.start"] == [499]

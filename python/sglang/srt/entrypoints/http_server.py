@@ -15,7 +15,7 @@ import uvicorn
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
@@ -78,6 +78,7 @@ def build_app(context: ServerContext) -> ASGIApp:
     app.include_router(absent_router())
     app.add_exception_handler(RequestValidationError, _invalid_body)
     app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(ClientDisconnect, _gone)
     app.add_exception_handler(Exception, _internal_error)
     folder = metrics_folder()
     if args.enable_metrics and folder is not None:
@@ -106,6 +107,11 @@ async def _invalid_body(request: Request, error: Exception) -> Response:
         parts.append(f"{place}: {item['msg']}" if place else str(item["msg"]))
     body = http_error_body(route_path(request.scope), 400, error_message("; ".join(parts)), "Bad Request")
     return JSONResponse(body, status_code=400)
+
+
+async def _gone(request: Request, error: Exception) -> Response:
+    """In the middle of its body. Nobody hears this; what counts requests has nginx's number for it."""
+    return Response(status_code=499)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

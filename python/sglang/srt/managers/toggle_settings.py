@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any, Final
 
 from sglang.srt.configs.speculative_args import AUTO, Threshold
@@ -16,6 +17,8 @@ from sglang.srt.speculative.toggle import (
     ToggleInput,
     check_threshold,
 )
+
+logger = logging.getLogger(__name__)
 
 THRESHOLD: Final = "speculative_disable_bs_threshold"
 SCHEDULE: Final = "speculative_bs_schedule"
@@ -138,6 +141,7 @@ class ToggleSettings:
             self.threshold, self.schedule = None, self._checked_schedule(schedule)
         else:
             raise ModeError(f"{THRESHOLD} and {SCHEDULE} both say when to speculate: set one of them")
+        logger.info("set on the running server: %s", self.figures())
 
     def _checked_threshold(self, value: object) -> Threshold:
         if value == AUTO:

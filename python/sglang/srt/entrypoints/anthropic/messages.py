@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from sglang.srt.entrypoints.bodies import validated
+from sglang.srt.entrypoints.bodies import Body, validated
 from sglang.srt.entrypoints.context import new_rid
 from sglang.srt.entrypoints.openai.protocol import ChatBody
 from sglang.srt.entrypoints.text_only import refused_part
@@ -19,10 +19,8 @@ _MEDIA = ("image", "document", "file", "container_upload")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-class PromptBody(BaseModel):
+class PromptBody(Body):
     """What makes the prompt: all that counting tokens needs."""
-
-    model_config = ConfigDict(extra="allow")
 
     model: str = ""
     messages: Annotated[list[Block], Field(fail_fast=True)]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
+from sglang.srt.entrypoints.bodies import Body
 from sglang.srt.entrypoints.native_request import checked_sampling, refuse_unsupported
 from sglang.srt.entrypoints.native_wishes import MAX_TOP_LOGPROBS
 from sglang.srt.entrypoints.openai.response_format import grammar_params
@@ -36,10 +37,8 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: bool = False
 
 
-class GenerationBody(BaseModel):
+class GenerationBody(Body):
     """What both have in common. Fields nobody knows are ignored, as OpenAI's clients expect."""
-
-    model_config = ConfigDict(extra="allow")
 
     model: str = ""
     temperature: float | None = None

@@ -6,9 +6,9 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from sglang.srt.entrypoints.bodies import validated
+from sglang.srt.entrypoints.bodies import Body, validated
 from sglang.srt.entrypoints.openai.protocol import ChatBody
 from sglang.srt.entrypoints.responses.talk import Item, talk_messages
 from sglang.srt.managers.text_request import RequestError
@@ -37,9 +37,7 @@ _INCLUDABLE: Final = (_LOGPROBS, "reasoning.encrypted_content")  # reasoning com
 _EFFORTS: Final = ("effort", "summary", "generate_summary")
 
 
-class ResponsesBody(BaseModel):
-    model_config = ConfigDict(extra="allow")
-
+class ResponsesBody(Body):
     model: str = ""
     input: str | Annotated[list[Item], Field(fail_fast=True)]
     instructions: str | None = None
