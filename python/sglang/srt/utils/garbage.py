@@ -6,8 +6,8 @@ import gc
 from typing import Final
 
 _YOUNG: Final = 20_000  # objects: 250 rows of a step make 500 lists for a moment, no reason for a collection
-# Collections of the younger until the next older are looked at. What a request leaves is old when it ends: with
-# Python's own 10 and 10 two million objects would have to come first, and a process of many requests grew.
+# Collections of the younger until the next older are looked at. What a request leaves is old when it ends:
+# with Python's own 10 and 10 two million objects would have to come first, and the process grew.
 _OLDER: Final = (3, 2)
 
 
