@@ -38,7 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 
-from sgl_kernel.attention.prefill.flashinfer import find_flashinfer
+from sgl_kernel.flashinfer_package import find_flashinfer
 from sgl_kernel.fp4.flashinfer import FlashInferFp4
 from sgl_kernel.fp4.layout import in_tiles
 from sgl_kernel.fp4.reference import Quantised, quantise

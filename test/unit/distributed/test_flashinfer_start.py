@@ -16,9 +16,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from sgl_kernel.attention.prefill.flashinfer import FlashInferError
 from sgl_kernel.communication import flashinfer as kernels_module
 from sgl_kernel.communication.flashinfer import FlashInferSums
+from sgl_kernel.flashinfer_package import FlashInferError
 from sgl_kernel.norm.ops import rms_norm_ref
 from sglang.srt.configs.executor_args import ExecutorArgs
 from sglang.srt.distributed import link_check

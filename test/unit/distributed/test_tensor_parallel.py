@@ -31,6 +31,7 @@ from sglang.srt.distributed.shares import ShardingError
 from sglang.srt.distributed.tensor_parallel import TensorParallel
 from sglang.srt.layers.norm import RMSNorm
 from sglang.srt.managers.executor_build import build_executor
+from sglang.srt.model_executor.in_process_executor import InProcessExecutor
 from sglang.srt.model_executor.step_plan import SlotSampling
 from sglang.srt.models import eagle3
 
@@ -197,6 +198,17 @@ class Fusing:
         return total, RMSNorm(norm.weight, norm.eps)(total)
 
 
+def alone_and_fusing(args: ExecutorArgs) -> tuple[InProcessExecutor, RankGroup, list[Fusing]]:
+    """One rank, the ranks of ``args``, and what each of these was asked for."""
+    fusing: list[Fusing] = []
+
+    def wrap(inner: Collectives, rank: int) -> Fusing:
+        fusing.append(Fusing(inner))
+        return fusing[-1]
+
+    return build_executor(replace(args, tp_size=1)), RankGroup(args, wrap), fusing
+
+
 @pytest.mark.parametrize(
     "family, drafter, norms_a_step",
     [
@@ -215,13 +227,7 @@ def test_norms_that_come_with_a_sum(
     kind = KINDS.get(drafter) if drafter else None
     args = arguments(target_folder(family), folder, CHAIN, tp_size=2, draft_kind=kind)
     most = args.num_steps if drafter else 0
-    fusing: list[Fusing] = []
-
-    def wrap(inner: Collectives, rank: int) -> Fusing:
-        fusing.append(Fusing(inner))
-        return fusing[-1]
-
-    whole, group = build_executor(replace(args, tp_size=1)), RankGroup(args, wrap)
+    whole, group, fusing = alone_and_fusing(args)
     try:
         model = group.worker._runner.model
         last = [layer.index for layer in model.layers][-1]
@@ -240,13 +246,7 @@ def test_norms_that_come_with_a_sum(
 def test_a_norm_that_one_rank_alone_would_launch_comes_with_no_sum() -> None:
     """One rank may hold a layer packed that another can't: all must ask for the same sums."""
     args = arguments(target_folder("llama"), None, CHAIN, tp_size=2)
-    fusing: list[Fusing] = []
-
-    def wrap(inner: Collectives, rank: int) -> Fusing:
-        fusing.append(Fusing(inner))
-        return fusing[-1]
-
-    whole, group = build_executor(replace(args, tp_size=1)), RankGroup(args, wrap)
+    whole, group, fusing = alone_and_fusing(args)
     try:
         models = [rank.worker._runner.model for rank in group.ranks]
         models[1].layers[-1].qkv.norms_apart = lambda rows: False

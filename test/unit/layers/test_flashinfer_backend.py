@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from sgl_kernel.attention import AttentionShape
 from sgl_kernel.attention.prefill import flashinfer as planner_module
-from sgl_kernel.attention.prefill.flashinfer import FlashInferError, FlashInferPrefill, find_flashinfer
+from sgl_kernel.attention.prefill.flashinfer import FlashInferPrefill
+from sgl_kernel.flashinfer_package import FlashInferError, find_flashinfer
 from sglang.srt.configs.rope_config import RopeConfig
 from sglang.srt.layers.attention.base import Block, DecodeRows, PrefillRows, ScratchRows
 from sglang.srt.layers.attention.flashinfer_backend import FlashInferAttention

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sgl_kernel import launch
-from sgl_kernel.attention.prefill.flashinfer import FlashInferError
 from sgl_kernel.communication import flashinfer as module
 from sgl_kernel.communication.flashinfer import FlashInferLayout, FlashInferSums, load_kernels, why_not
+from sgl_kernel.flashinfer_package import FlashInferError
 
 BF16 = torch.bfloat16
 LAYOUTS = st.builds(

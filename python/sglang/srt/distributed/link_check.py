@@ -159,8 +159,8 @@ def sum_by_flashinfer(kernels: Any, devices: Sequence[torch.device]) -> str:
 
 
 def look_at_flashinfer(config: LinkCheckConfig) -> LinkReport:
-    from sgl_kernel.attention.prefill.flashinfer import FlashInferError
     from sgl_kernel.communication.flashinfer import load_kernels, why_not
+    from sgl_kernel.flashinfer_package import FlashInferError
 
     report = LinkReport(gpus=config.size, copies=True, pushes=True, doing="sums by FlashInfer's kernels")
     if why := why_not(config.size, _WIDTH, torch.bfloat16):

@@ -14,10 +14,10 @@ from typing import Any, Final
 
 import torch
 
-from sgl_kernel.attention.prefill.flashinfer import FlashInferError
 from sgl_kernel.communication.flashinfer import FlashInferLayout, FlashInferSums, load_kernels, why_not
 from sgl_kernel.communication.layout import PushLayout
 from sgl_kernel.communication.ops import PushSums
+from sgl_kernel.flashinfer_package import FlashInferError
 from sgl_kernel.norm.ops import rms_norm
 from sglang.srt.distributed.collectives import Collectives, Norm, PeerLostError
 from sglang.srt.distributed.cuda_ipc import CudaIpc, IpcError, as_tensor

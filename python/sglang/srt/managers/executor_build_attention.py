@@ -9,7 +9,8 @@ import torch
 
 from sgl_kernel.attention import AttentionShape
 from sgl_kernel.attention.decode.plan import MAX_MASK_PLACES, MAX_QUERY_LEN
-from sgl_kernel.attention.prefill.flashinfer import FlashInferError, FlashInferPrefill, find_flashinfer
+from sgl_kernel.attention.prefill.flashinfer import FlashInferPrefill
+from sgl_kernel.flashinfer_package import FlashInferError, find_flashinfer, installed_version
 from sglang.srt.configs.executor_args import ExecutorArgs
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.distributed.tensor_parallel import TensorParallel
@@ -99,7 +100,7 @@ def prefill_planner(
     logger.info(
         "attention: prefill by FlashInfer %s, which plans with lengths that the host knows exactly; decode"
         " and verification by our own kernels, which read the lengths on the device",
-        FlashInferPrefill.version(),
+        installed_version(),
     )
     if models.dtype not in (torch.bfloat16, torch.float16):
         raise ExecutorArgsError(

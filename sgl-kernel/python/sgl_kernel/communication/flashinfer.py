@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import torch
 
-from sgl_kernel.attention.prefill.flashinfer import FlashInferError, FlashInferPrefill, find_flashinfer
+from sgl_kernel.flashinfer_package import FlashInferError, find_flashinfer, not_built
 from sgl_kernel.launch import compiling_ahead
 
 RANKS: Final = (2, 4, 8, 16)
@@ -47,15 +47,10 @@ def load_kernels(*, build: bool = False) -> Any:
     find_flashinfer()
     try:
         spec = importlib.import_module("flashinfer.jit.comm").gen_trtllm_comm_module()
-        is_there = build or spec.is_compiled
-        if is_there:
+        if build or spec.is_compiled:
             return spec.build_and_load()
     except Exception as error:  # an edge: another project's build, of which anything may fail
-        reason = " ".join(str(error).split())[:300]
-        raise FlashInferError(
-            f"FlashInfer {FlashInferPrefill.version()} can't make its kernels for sums over GPUs (it needs"
-            f" nvcc and CUDA_HOME): {reason}"
-        ) from error
+        raise not_built("sums over GPUs", error) from error
     raise FlashInferError(f"{NOT_COMPILED}: {BUILD_COMMAND}")
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import torch
 
-from sgl_kernel.attention.prefill.flashinfer import PACKAGE, VERSION, FlashInferError, find_flashinfer
+from sgl_kernel.flashinfer_package import PACKAGE, VERSION, FlashInferError, find_flashinfer
 from sgl_kernel.fp4.weights import Fp4Experts, Fp4Matrix
 
 MAX_TOKENS: Final = 2048

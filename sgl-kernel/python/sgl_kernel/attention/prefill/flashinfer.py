@@ -7,8 +7,6 @@ that are; so decode and verify are not for it.
 
 from __future__ import annotations
 
-import importlib
-import importlib.metadata
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,31 +15,12 @@ import torch
 
 from sgl_kernel.attention.decode.plan import AttentionShape
 from sgl_kernel.attention.prefill.places import ChunkPlaces, chunk_places
+from sgl_kernel.flashinfer_package import find_flashinfer, not_built
 
-PACKAGE: Final = "flashinfer-python"
-VERSION: Final = "0.6.18.post1"
 WORKSPACE_BYTES: Final = 128 << 20
 """For partial results of rows that are cut: what FlashInfer's documentation asks for."""
 
 _PLANS_AT_ONCE = 2
-
-
-class FlashInferError(RuntimeError):
-    """FlashInfer is not there, or can't make its kernels; one line for the user."""
-
-
-def find_flashinfer() -> Any:
-    """The package.
-
-    Raises:
-        FlashInferError: it is not installed or can't be imported.
-    """
-    try:
-        return importlib.import_module("flashinfer")
-    except ImportError as error:
-        raise FlashInferError(
-            f"FlashInfer can't be imported ({error}): pip install {PACKAGE}=={VERSION}"
-        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +76,6 @@ class FlashInferPrefill:
         ]
         self._num_plans = 0
 
-    @staticmethod
-    def version() -> str:
-        """Of the package that is installed."""
-        try:
-            return importlib.metadata.version(PACKAGE)
-        except importlib.metadata.PackageNotFoundError:
-            return "of unknown version"
-
     def build(self, page_table: torch.Tensor) -> None:
         """Have the kernels compiled, if they are not in FlashInfer's cache; takes a minute at most.
 
@@ -114,11 +85,7 @@ class FlashInferPrefill:
         try:
             self.plan(page_table, (0,), (0,), (1,))
         except Exception as error:  # an edge: another project's build, of which anything may fail
-            reason = " ".join(str(error).split())[:300]
-            raise FlashInferError(
-                f"FlashInfer {self.version()} can't make its kernels for {self._dtype} (it needs nvcc and"
-                f" CUDA_HOME): {reason}"
-            ) from error
+            raise not_built(str(self._dtype), error) from error
 
     def plan(
         self,
